@@ -19,21 +19,25 @@ std::mutex registration_mutex;
 
 Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
+// Lets the other device in, if it can reach this one.
+void LetIn(DevicePools& pools, const DevicePools& other) {
+  try {
+    pools.set.EnablePeer(other.device);
+  } catch (const DriverError& error) {
+    if (error.code() != cudaErrorPeerAccessUnsupported) throw;
+  }
+}
+
 }  // namespace
 
-DevicePools::DevicePools(c10::DeviceIndex of)
+DevicePools::DevicePools(DeviceIndex of)
     : device(of),
       driver(MakeDriver(of), &History::Mapped),
       set(driver),
       total_bytes(driver.Info().total_bytes),
       stats(driver, set, total_bytes) {}
 
-std::atomic<DevicePools*>& DevicePools::Newest(PoolsOwner owner) noexcept {
-  static constinit std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest{};
-  return newest[static_cast<size_t>(owner)];
-}
-
-DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
+DevicePools& DevicePools::For(DeviceIndex index, PoolsOwner owner) {
   if (DevicePools* const pools = Find(index, owner)) return *pools;
   if (index < 0 || index >= C10_COMPILE_TIME_MAX_GPUS) {
     throw UsageError("device " + std::to_string(index) + " is not a CUDA device; expected 0 to " +
@@ -42,26 +46,19 @@ DevicePools& DevicePools::For(c10::DeviceIndex index, PoolsOwner owner) {
   const std::lock_guard lock(registration_mutex);
   if (DevicePools* const pools = Find(index, owner)) return *pools;
   std::unique_ptr<DevicePools> made(new DevicePools(index));
-  if (owner == PoolsOwner::kPluggableAllocator) {
+  if (owner == kPluggableAllocator) {
     for (DevicePools* const others : All(owner)) {
-      others->LetIn(index);
-      made->LetIn(others->device);
+      LetIn(*others, *made);
+      LetIn(*made, *others);
     }
   }
-  made->before_ = Newest(owner).load(std::memory_order_relaxed);
-  Newest(owner).store(made.get(), std::memory_order_release);
+  std::atomic<DevicePools*>& newest = newest_[static_cast<size_t>(owner)];
+  made->before_ = newest.load(std::memory_order_relaxed);
+  newest.store(made.get(), std::memory_order_release);
   return *made.release();  // never deleted: see the header
 }
 
-void DevicePools::LetIn(c10::DeviceIndex peer) {
-  try {
-    set.EnablePeer(peer);
-  } catch (const DriverError& error) {
-    if (error.code() != cudaErrorPeerAccessUnsupported) throw;
-  }
-}
-
-DevicePools* DevicePools::Find(c10::DeviceIndex index, PoolsOwner owner) noexcept {
+DevicePools* DevicePools::Find(DeviceIndex index, PoolsOwner owner) noexcept {
   return FindFirst(owner,
                    [&](DevicePools& pools) { return pools.device == index ? &pools : nullptr; });
 }
@@ -100,35 +97,35 @@ void DevicePools::EndScope(PoolId id) {
   }
 }
 
-uint64_t DevicePools::Trim(std::optional<PoolId> only) {
-  const RelaxedCaptureMode relaxed;
+uint64_t DevicePools::Trim(Base* base, std::optional<PoolId> only) {
+  if (base != nullptr) stats.BeforeChange(*base);
+  uint64_t bytes = 0;
   try {
-    return set.Trim(only);
+    const RelaxedCaptureMode relaxed;
+    bytes = set.Trim(only);
   } catch (const DriverError& error) {
     // Somebody captures without torch, or another thread is just ending a capture: the device
     // cannot be waited for. What is of no use goes the next time.
     if (error.code() != cudaErrorStreamCaptureUnsupported) throw;
-    return 0;
   }
-}
-
-uint64_t DevicePools::TrimBeside(Base& base, std::optional<PoolId> only) {
-  stats.BeforeChange(base);
-  const uint64_t bytes = Trim(only);
-  stats.AfterChange(base);
+  if (base != nullptr) stats.AfterChange(*base);
   return bytes;
 }
 
 std::optional<DevicePools::Owned> DevicePools::At(const void* address) {
-  return FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) -> std::optional<Owned> {
+  return FindFirst(kGraphAllocator, [&](DevicePools& pools) -> std::optional<Owned> {
     const auto found = pools.set.At(ToAddress(address));
     if (!found) return std::nullopt;
     return Owned{.pools = &pools, .id = found->id, .block = found->block};
   });
 }
 
-std::optional<Block> DevicePools::Around(const void* address, PoolsOwner owner) {
-  return FindFirst(owner, [&](DevicePools& pools) { return pools.set.Find(ToAddress(address)); });
+void* DevicePools::BaseAllocation(const void* address, size_t* bytes, PoolsOwner owner) {
+  const std::optional<Block> block =
+      FindFirst(owner, [&](DevicePools& pools) { return pools.set.Find(ToAddress(address)); });
+  if (!block) return nullptr;
+  if (bytes != nullptr) *bytes = block->bytes;
+  return reinterpret_cast<void*>(block->address);
 }
 
 }  // namespace cgp

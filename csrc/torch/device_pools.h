@@ -5,6 +5,7 @@
 // context, and a DataPtr's deleter is a bare function: it must find its pool whenever it is called.
 #pragma once
 
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Device.h>
 
 #include <array>
@@ -20,31 +21,33 @@
 
 namespace cgp {
 
+using c10::DeviceIndex;
+using c10::MempoolId_t;
+
 // Who hands out the blocks of some pools. Each has pools of its own on each device: what the C
 // functions hand out as a segment of a MemPool is the base's memory, counted by the base, and a
 // block that the base makes at the segment's start is not GraphAllocator's to free.
 enum class PoolsOwner { kGraphAllocator, kPluggableAllocator };
-inline constexpr std::array kPoolsOwners{PoolsOwner::kGraphAllocator,
-                                         PoolsOwner::kPluggableAllocator};
+using enum PoolsOwner;
+inline constexpr std::array kPoolsOwners{kGraphAllocator, kPluggableAllocator};
 
 class DevicePools {
  public:
   // The pools of the device, made now if need be. Throws DriverError where the device cannot map
   // memory. Of pools that the C functions hand out no peer is ever named: torch asks a
   // CUDAPluggableAllocator, which tells nobody. So all their devices are let in.
-  static DevicePools& For(c10::DeviceIndex index, PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  static DevicePools& For(DeviceIndex index, PoolsOwner owner = kGraphAllocator);
   // The same, but nullptr if nobody asked For() them yet. Never throws, takes no lock.
-  static DevicePools* Find(c10::DeviceIndex index,
-                           PoolsOwner owner = PoolsOwner::kGraphAllocator) noexcept;
+  static DevicePools* Find(DeviceIndex index, PoolsOwner owner = kGraphAllocator) noexcept;
   // All that were made, in the order of devices. Takes no lock.
-  static std::vector<DevicePools*> All(PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  static std::vector<DevicePools*> All(PoolsOwner owner = kGraphAllocator);
 
   // What `ask` says of the first pools of which it says anything. Takes no lock.
   template <typename Ask>
   static auto FindFirst(PoolsOwner owner, const Ask& ask)
       -> decltype(ask(std::declval<DevicePools&>())) {
-    for (DevicePools* pools = Newest(owner).load(std::memory_order_acquire); pools != nullptr;
-         pools = pools->before_) {
+    const auto& newest = newest_[static_cast<size_t>(owner)];
+    for (auto* pools = newest.load(std::memory_order_acquire); pools; pools = pools->before_) {
       if (auto answer = ask(*pools)) return answer;
     }
     return {};
@@ -54,9 +57,9 @@ class DevicePools {
   // device's pools, or nullptr, and what the block was. The latter takes any device's stream that
   // StreamOn() names.
   static DevicePools* TryFree(const void* address, Block* block,
-                              PoolsOwner owner = PoolsOwner::kGraphAllocator);
+                              PoolsOwner owner = kGraphAllocator);
   static bool TryRecordUse(const void* address, StreamId stream,
-                           PoolsOwner owner = PoolsOwner::kGraphAllocator);
+                           PoolsOwner owner = kGraphAllocator);
   // A live block of GraphAllocator's, and whose it is.
   struct Owned {
     DevicePools* pools;
@@ -65,35 +68,30 @@ class DevicePools {
   };
   // The one that starts at `address`, if one does.
   static std::optional<Owned> At(const void* address);
-  // The live block that holds `address`, not only at its start. Slow: for diagnostics.
-  static std::optional<Block> Around(const void* address,
-                                     PoolsOwner owner = PoolsOwner::kGraphAllocator);
+  // CUDAAllocator::getBaseAllocation(), or nullptr if no live block holds `address`. Slow.
+  static void* BaseAllocation(const void* address, size_t* bytes,
+                              PoolsOwner owner = kGraphAllocator);
 
   // PoolSet::EndScope(), also where the device cannot be marked, or for lack of the host's memory:
   // torch ends a scope once.
   void EndScope(PoolId id);
 
   // PoolSet::Trim(), without disturbing a capture that another thread may have under way and torch
-  // does not know of; then it may give nothing back. pre: torch knows of none.
-  uint64_t Trim(std::optional<PoolId> only = std::nullopt);
-  // The same, between what `base` has to be asked and told.
-  uint64_t TrimBeside(Base& base, std::optional<PoolId> only = std::nullopt);
+  // does not know of; then it may give nothing back. It runs between what `base` has to be asked
+  // and told, if there is one. pre: torch knows of no capture.
+  uint64_t Trim(Base* base, std::optional<PoolId> only = std::nullopt);
 
-  const c10::DeviceIndex device;
+  const DeviceIndex device;
   MeteredDriver driver;
   PoolSet set;
   const uint64_t total_bytes;  // of the device's memory
   MergedStats stats;
 
  private:
-  explicit DevicePools(c10::DeviceIndex of);
+  explicit DevicePools(DeviceIndex of);
 
-  // Those that the owner made last, which lead to those before.
-  static std::atomic<DevicePools*>& Newest(PoolsOwner owner) noexcept;
-
-  // PoolSet::EnablePeer(), if the peer can reach this device.
-  void LetIn(c10::DeviceIndex peer);
-
+  // Those that each owner made last, which lead to those before.
+  static inline constinit std::array<std::atomic<DevicePools*>, kPoolsOwners.size()> newest_{};
   DevicePools* before_ = nullptr;  // of the same owner
 };
 

@@ -47,16 +47,29 @@ const c10::RegistererFreeCudaMemoryCallbacksRegistry callback_registerer(
     "cudagraph_pool", c10::FreeCudaMemoryCallbacksRegistry(),
     c10::RegistererFreeCudaMemoryCallbacksRegistry::DefaultCreator<FreeUnusedPoolsCallback>);
 
+// Nothing if the memory does not suffice.
+std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
+  try {
+    return pools.set.Allocate(request.id, request.bytes, request.stream, request.capture,
+                              request.whole_pages);
+  } catch (const OutOfMemoryError&) {
+    return std::nullopt;
+  } catch (const DriverError& error) {
+    TORCH_CHECK(error.status() == DriverStatus::kOutOfMemory, error.what());
+    return std::nullopt;
+  } catch (const std::logic_error& error) {
+    TORCH_CHECK(false, error.what());
+  }
+}
+
 }  // namespace
 
 GraphAllocator* FindGraphAllocator() noexcept { return instance.load(std::memory_order_acquire); }
 
 std::shared_ptr<GraphAllocator> GetGraphAllocator() {
   const std::lock_guard lock(instance_mutex);
-  GraphAllocator* allocator = instance.load(std::memory_order_acquire);
-  if (allocator == nullptr) {
-    allocator = new GraphAllocator(*cca::get());
-  }
+  GraphAllocator* allocator = FindGraphAllocator();
+  if (allocator == nullptr) allocator = new GraphAllocator(*cca::get());
   return {allocator, [](GraphAllocator*) {}};
 }
 
@@ -85,13 +98,10 @@ auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const A
     if (!Gate::IsEager(gate)) Gate::NoteBaseGrowth();
     return memory;
   } catch (const c10::OutOfMemoryError&) {
-    if (target) throw;
     const DeviceIndex device = CurrentDevice();
-    try {
-      if (const auto lent = Lend(bytes, ask_stream(device))) return To<Memory>(lent->block, device);
-    } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): the first error is to be known
-    }
-    throw;
+    const auto lent = target ? std::nullopt : Lend(bytes, device, ask_stream(device));
+    if (!lent) throw;
+    return To<Memory>(lent->block, device);
   }
 }
 
@@ -137,12 +147,8 @@ Block GraphAllocator::AllocateInPool(const Target& target, size_t bytes, cudaStr
       return *block;
     }
   }
-  return AllocateWatched(target, request);
-}
-
-Block GraphAllocator::AllocateWatched(const Target& target, const Request& request) {
+  // Somebody wants to know of it, the base has grown, or room has to be made.
   const History::Telling telling(history_);
-  DevicePools& pools = *target.pools;
   History::Context context = history_.Gather(History::When::STATE);
   for (bool first = true;; first = false) {
     if (const auto block = TryWatched(pools, request)) {
@@ -150,9 +156,12 @@ Block GraphAllocator::AllocateWatched(const Target& target, const Request& reque
       return *block;
     }
     const bool rejected = MeteredDriver::LimitRefused() && RejectsAtOnce();
-    if (rejected || !first || !MakeRoom(target)) {
-      out_of_memory_.Throw(base_, pools, request, rejected);
-    }
+    // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
+    // thread's.
+    const bool captures = target.kind == ScopeKind::kCapture || routes_.capturing();
+    if (rejected || !first || captures) out_of_memory_.Throw(base_, pools, request, rejected);
+    scopes_.TryTrim(pools.device);
+    base_.emptyCache();
     ++pools.stats.retries;
   }
 }
@@ -170,39 +179,21 @@ std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Reques
   return block;
 }
 
-std::optional<Block> GraphAllocator::TryAllocate(DevicePools& pools, const Request& request) {
-  try {
-    return pools.set.Allocate(request.id, request.bytes, request.stream, request.capture,
-                              request.whole_pages);
-  } catch (const OutOfMemoryError&) {
-    return std::nullopt;
-  } catch (const DriverError& error) {
-    TORCH_CHECK(error.status() == DriverStatus::kOutOfMemory, error.what());
-    return std::nullopt;
-  } catch (const std::logic_error& error) {
-    TORCH_CHECK(false, error.what());
-  }
-}
-
-bool GraphAllocator::MakeRoom(const Target& target) {
-  // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
-  // thread's.
-  if (target.kind == ScopeKind::kCapture || routes_.capturing()) return false;
-  scopes_.TryTrim(target.pools->device);
-  base_.emptyCache();
-  return true;
-}
-
-std::optional<DevicePools::Owned> GraphAllocator::Lend(size_t bytes, cudaStream_t stream) {
+std::optional<DevicePools::Owned> GraphAllocator::Lend(size_t bytes, DeviceIndex device,
+                                                       cudaStream_t stream) {
   if (IsCapturing(stream)) return std::nullopt;  // no graph would keep it
   const History::Telling telling(history_);
   History::Context context = history_.Gather(History::When::STATE);
-  auto lent = scopes_.Lend(CurrentDevice(), [&](DevicePools& pools, const Target& lender) {
-    return TryWatched(pools,
-                      {lender.id, bytes, ToStreamId(stream), kNoCapture, lender.whole_pages});
-  });
-  if (lent) Announce(base_, *lent, std::move(context));
-  return lent;
+  try {
+    auto lent = scopes_.Lend(device, [&](DevicePools& pools, const Target& lender) {
+      return TryWatched(pools,
+                        {lender.id, bytes, ToStreamId(stream), kNoCapture, lender.whole_pages});
+    });
+    if (lent) Announce(base_, *lent, std::move(context));
+    return lent;
+  } catch (const DriverError&) {
+    return std::nullopt;  // the base's error is the one to know
+  }
 }
 
 void GraphAllocator::FreeMemory(void* pointer) noexcept {

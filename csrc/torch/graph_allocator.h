@@ -195,20 +195,14 @@ class GraphAllocator final : public CUDAAllocator {
   template <typename AskStream, typename AskBase>
   auto Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   Block AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream);
-  // The same where somebody wants to know of it, the base has grown, or room has to be made.
-  Block AllocateWatched(const Target& target, const Request& request);
-  // Nothing if the memory does not suffice.
-  std::optional<Block> TryAllocate(DevicePools& pools, const Request& request);
-  // The same, between what the base has to be asked and told first; MeteredDriver knows whether
-  // it is the fraction's.
+  // Nothing if the memory does not suffice; MeteredDriver knows whether it is the fraction's. What
+  // the base has to be asked and told before is done.
   std::optional<Block> TryWatched(DevicePools& pools, const Request& request);
-  // Frees what it can outside captures; returns whether another attempt makes sense.
-  bool MakeRoom(const Target& target);
   // A block of a use_on_oom pool, for what no route takes and the base has no memory for.
-  std::optional<DevicePools::Owned> Lend(size_t bytes, cudaStream_t stream);
+  std::optional<DevicePools::Owned> Lend(size_t bytes, DeviceIndex device, cudaStream_t stream);
 
   CUDAAllocator& base_;
-  CaptureScopes scopes_{PoolsOwner::kGraphAllocator, &base_};
+  CaptureScopes scopes_{kGraphAllocator, &base_};
   RouteTable& routes_ = scopes_.routes();
   History& history_ = History::Get();
   OutOfMemory out_of_memory_;

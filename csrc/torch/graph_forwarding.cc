@@ -18,13 +18,11 @@ namespace {
 // Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block
 // has (any more) is as little cudaMalloc's as that of a live one, and a graph may still use it.
 bool IsMapped(const void* pointer) {
-  const auto address = reinterpret_cast<Address>(pointer);
-  for (const PoolsOwner owner : kPoolsOwners) {
-    for (DevicePools* pools : DevicePools::All(owner)) {
-      if (pools->set.HasReserved(address)) return true;
-    }
-  }
-  return false;
+  const auto has_it = [&](DevicePools& pools) {
+    return pools.set.HasReserved(reinterpret_cast<Address>(pointer));
+  };
+  return std::ranges::any_of(
+      kPoolsOwners, [&](PoolsOwner owner) { return DevicePools::FindFirst(owner, has_it); });
 }
 
 // Checkpoints are how torch.compile's graph trees go back to the end of an earlier graph, to record
@@ -55,22 +53,22 @@ DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
 
 cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) {
   const bool all = id == MempoolId_t{0, 0};
-  std::vector<DevicePools*> ours = DevicePools::All();
-  const auto is_others = [&](auto* pools) { return !scopes_.FindOurs(pools->device, id); };
-  if (!all) std::erase_if(ours, is_others);
+  std::vector<std::pair<DevicePools*, std::optional<PoolId>>> ours;
+  for (DevicePools* pools : DevicePools::All()) {
+    const auto only = all ? std::nullopt : scopes_.FindOurs(pools->device, id);
+    if (all) ours.emplace_back(pools, std::nullopt);
+    if (only) ours.emplace_back(pools, only->id);
+  }
   // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
   // an id that no pool has.
   const bool one_of_ours = !all && !ours.empty();
   auto info = base_.snapshot(one_of_ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
-  for (DevicePools* pools : ours) {
-    const auto found = all ? std::nullopt : scopes_.FindOurs(pools->device, id);
-    const auto only = found ? std::optional(found->id) : std::nullopt;
-    const auto annex = only ? scopes_.annexes().Find(pools->device, *only) : std::nullopt;
-    if (annex) {
+  for (const auto& [pools, only] : ours) {
+    if (const auto annex = only ? scopes_.annexes().Find(pools->device, *only) : std::nullopt) {
       auto segments = base_.snapshot(*annex, false).segments;
       std::ranges::move(segments, std::back_inserter(info.segments));
     }
-    if (all || only) AppendSegments(*pools, only, history_, info.segments);
+    AppendSegments(*pools, only, history_, info.segments);
   }
   scopes_.annexes().Rename(info);
   if (include_traces) history_.MergeInto(info.device_traces);
@@ -78,10 +76,8 @@ cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) 
 }
 
 void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
-  const std::optional<Block> block = DevicePools::Around(pointer);
-  if (!block) return base_.getBaseAllocation(pointer, bytes);
-  if (bytes != nullptr) *bytes = block->bytes;
-  return reinterpret_cast<void*>(block->address);
+  void* const ours = DevicePools::BaseAllocation(pointer, bytes);
+  return ours != nullptr ? ours : base_.getBaseAllocation(pointer, bytes);
 }
 
 bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
@@ -174,18 +170,18 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   // throws then leaves ours as it was.
   cca::CheckpointDelta delta;
   if (ours->annex) delta = base_.setCheckpointPoolState(device, ours->of_annex);
+  std::vector<void*>& freed = delta.ptrs_freed;
+  std::vector<DataPtr>& allocated = delta.dataptrs_allocd;
   const auto restore = [&] {
-    const uint64_t live = pools.set.Stats(ours->id).live_blocks;
-    delta.ptrs_freed.reserve(delta.ptrs_freed.size() + live);
-    delta.dataptrs_allocd.reserve(delta.dataptrs_allocd.size() + ours->checkpoint.blocks.size());
+    freed.reserve(freed.size() + pools.set.Stats(ours->id).live_blocks);
+    allocated.reserve(allocated.size() + ours->checkpoint.blocks.size());
     return pools.set.Restore(ours->id, ours->checkpoint);
   };
   // What goes wrong now may not free what the caller's tensors still have.
-  const RestoreDelta restored = OrUndo([&] { return AsTorchErrors(restore); },
-                                       [&] {
-                                         for (c10::DataPtr& data : delta.dataptrs_allocd)
-                                           data.release_context();
-                                       });
+  const auto let_go = [&] {
+    for (DataPtr& data : allocated) data.release_context();
+  };
+  const RestoreDelta restored = OrUndo([&] { return AsTorchErrors(restore); }, let_go);
   // The caller has to know what was restored, whatever others say of it.
   WithWarnings("the statistics", [&] { pools.stats.AfterChange(base_); });
   if (history_.active()) {
@@ -193,12 +189,11 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
                  [&] { NoteRestored(base_, pools, ours->id, restored); });
   }
   for (const Block& block : restored.freed) {
-    delta.ptrs_freed.push_back(reinterpret_cast<void*>(block.address));
+    freed.push_back(reinterpret_cast<void*>(block.address));
   }
   for (const Block& block : restored.allocated) {
     void* const pointer = reinterpret_cast<void*>(block.address);
-    delta.dataptrs_allocd.emplace_back(pointer, pointer, &FreeMemory,
-                                       c10::Device(c10::kCUDA, device));
+    allocated.emplace_back(pointer, pointer, &FreeMemory, c10::Device(c10::kCUDA, device));
   }
   return delta;
 }

@@ -17,6 +17,11 @@
 #include "torch/testing/fake_faults.h"
 
 namespace cgp {
+
+extern "C" void cudagraph_pool_memory_fraction(double fraction, int device);
+extern "C" void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes);
+extern "C" void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream);
+
 namespace {
 
 using fake_cuda::ActiveCapture;
@@ -55,17 +60,17 @@ class PluggableAllocatorTest : public ::testing::Test {
   }
   uint64_t Reserved() { return set().Usage().reserved_bytes.current; }
   // Until torch calls one it may have none.
-  void ShowHooks() { plain_.RecordStream(this, Stream(2)); }
+  void ShowHooks() { plain_.Told(); }
   // What torch.cuda.CUDAGraph does with the hooks.
   void BeginCapture(c10::MempoolId_t id, CaptureId capture, uintptr_t stream = 1) {
     current_stream = Stream(stream);
-    plain_.Begin(device_, id,
-                 [capture](cudaStream_t asked) { return ActiveCapture(asked) == capture; });
+    plain_.Told().Begin(device_, id,
+                        [capture](cudaStream_t asked) { return ActiveCapture(asked) == capture; });
     SetCapture(current_stream, capture);
   }
   void EndCapture(c10::MempoolId_t id, uintptr_t stream = 1) {
     SetCapture(Stream(stream), 0);
-    plain_.End(device_, id);
+    plain_.scopes().End(device_, id);
   }
 
   FakeBaseAllocator installed_;  // not "native": a pluggable one
@@ -84,13 +89,13 @@ TEST_F(PluggableAllocatorTest, EagerMemoryComesFromOnePool) {
   ASSERT_TRUE(PoolOf(first).has_value());
   EXPECT_EQ(PoolOf(first), PoolOf(second));
   size_t bytes = 0;
-  EXPECT_EQ(plain_.BaseAllocation(static_cast<char*>(first) + 600, &bytes), first);
+  EXPECT_EQ(cudagraph_pool_base_alloc(static_cast<char*>(first) + 600, &bytes), first);
   EXPECT_EQ(bytes, 1024U);
   plain_.Free(nullptr);
   plain_.Free(first);
-  EXPECT_THROW(plain_.BaseAllocation(first, &bytes), c10::Error);
+  EXPECT_THROW(cudagraph_pool_base_alloc(first, &bytes), c10::Error);
   EXPECT_EQ(Malloc(1000), first) << "its stream takes it at once";
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_GT(Reserved(), 0U) << "the eager pool stays open";
 }
 
@@ -138,12 +143,13 @@ TEST_F(PluggableAllocatorTest, ARecordedStreamHoldsTheMemory) {
   DevicePools::For(device_, PoolsOwner::kPluggableAllocator);
   host().HoldEvents(true);
   void* const used = Malloc(kPage);
-  plain_.RecordStream(used, Stream(2));
+  ShowHooks();
+  cudagraph_pool_record_stream(used, Stream(2));
   plain_.Free(used);
   EXPECT_NE(Malloc(kPage), used) << "the other stream's work on it may be running";
   host().CompleteEvents();
-  EXPECT_NE(Malloc(kPage), nullptr);     // grows or not: what is open by now is anybody's
-  plain_.RecordStream(this, Stream(2));  // not ours: no business of ours
+  EXPECT_NE(Malloc(kPage), nullptr);              // grows or not: what is open by now is anybody's
+  cudagraph_pool_record_stream(this, Stream(2));  // not ours: no business of ours
 }
 
 TEST_F(PluggableAllocatorTest, ACaptureWithoutHooksIsRefused) {
@@ -167,13 +173,14 @@ TEST_F(PluggableAllocatorTest, ACaptureWithHooksHasAPoolOfItsOwn) {
   const std::thread::id here = std::this_thread::get_id();
   EndCapture(id_);
   EXPECT_EQ(PoolOf(Malloc(1000)), PoolOf(eager));
-  plain_.Begin(device_, id_, [here](cudaStream_t) { return std::this_thread::get_id() == here; });
+  plain_.Told().Begin(device_, id_,
+                      [here](cudaStream_t) { return std::this_thread::get_id() == here; });
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "a thread warms up in it";
-  plain_.End(device_, id_);
+  plain_.scopes().End(device_, id_);
   EXPECT_EQ(set().UseCount(pool_), 2);
-  plain_.Release(device_, id_);
-  plain_.Release(device_, id_);
-  plain_.Release(device_, id_);  // one too many, as after a capture that failed
+  plain_.scopes().Release(device_, id_);
+  plain_.scopes().Release(device_, id_);
+  plain_.scopes().Release(device_, id_);  // one too many, as after a capture that failed
   EXPECT_EQ(set().UseCount(pool_), 0);
 }
 
@@ -224,7 +231,7 @@ TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
   plain_.Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError) << "its graph needs it";
-  plain_.Release(device_, id_);
+  plain_.scopes().Release(device_, id_);
   BeginCapture({0, 2}, 8);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
   EXPECT_THROW(Malloc(2 * kPage, 2), c10::OutOfMemoryError) << "eager, beside the capture";
@@ -238,14 +245,14 @@ TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
-  plain_.Release(device_, id_);
-  plain_.Begin(device_, {0, 2}, [](cudaStream_t) { return true; });
+  plain_.scopes().Release(device_, id_);
+  plain_.Told().Begin(device_, {0, 2}, [](cudaStream_t) { return true; });
   SetCapture(Stream(1), 8);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
   EXPECT_EQ(Reserved(), kPhysicalLimit - kPage);
   SetCapture(Stream(1), 0);
   EXPECT_NE(Malloc(2 * kPage), nullptr);
-  plain_.End(device_, {0, 2});
+  plain_.scopes().End(device_, {0, 2});
 }
 
 TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
@@ -277,14 +284,14 @@ TEST_F(PluggableAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
   BeginCapture(id_, 7);
   plain_.Free(Malloc(4 * kPage));
   EndCapture(id_);
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_EQ(Reserved(), 4 * kPage) << "its graph lives";
-  plain_.Release(device_, id_);
+  plain_.scopes().Release(device_, id_);
   BeginCapture({0, 2}, 8);
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_EQ(Reserved(), 4 * kPage);
   EndCapture({0, 2});
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_EQ(Reserved(), 0U);
 }
 
@@ -295,18 +302,18 @@ TEST_F(PluggableAllocatorTest, AnAbandonedCaptureMakesWay) {
   BeginCapture({0, 2}, 8);
   EXPECT_EQ(PoolOf(Malloc(1000)), (PoolId{0, 2}));
   EXPECT_EQ(set().UseCount(pool_), kGraphReleasesAbandonedPool ? 1 : 0);
-  plain_.End(device_, id_);  // what its graph may still do, late
-  if (kGraphReleasesAbandonedPool) plain_.Release(device_, id_);
+  plain_.scopes().End(device_, id_);  // what its graph may still do, late
+  if (kGraphReleasesAbandonedPool) plain_.scopes().Release(device_, id_);
   EndCapture({0, 2});
-  plain_.Reset();
+  plain_.scopes().Trim();
   EXPECT_FALSE(set().Contains(pool_));
 }
 
 TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
   BeginCapture(id_, 7);
-  plain_.End(device_, id_);
+  plain_.scopes().End(device_, id_);
   EXPECT_THROW(Malloc(1000), c10::Error);
-  plain_.Begin(device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
+  plain_.Told().Begin(device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_);
   EndCapture(id_);
   EXPECT_EQ(set().UseCount(pool_), 2);
@@ -316,21 +323,21 @@ TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
 TEST_F(PluggableAllocatorTest, RefusedScopesAreTorchsErrors) {
   BeginCapture(id_, 7);
   current_stream = Stream(2);
-  EXPECT_THROW(plain_.Begin(device_, id_, [](cudaStream_t) { return false; }), c10::Error);
-  EXPECT_THROW(plain_.Begin(-1, id_, [](cudaStream_t) { return false; }), c10::Error);
+  EXPECT_THROW(plain_.Told().Begin(device_, id_, [](cudaStream_t) { return false; }), c10::Error);
+  EXPECT_THROW(plain_.Told().Begin(-1, id_, [](cudaStream_t) { return false; }), c10::Error);
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "the first goes on";
   EXPECT_EQ(set().UseCount(pool_), 1);
   EndCapture(id_);
 }
 
 TEST_F(PluggableAllocatorTest, AFractionLimitsTheDevice) {
-  plain_.SetMemoryFraction(0.25, device_);
+  cudagraph_pool_memory_fraction(0.25, device_);
   void* const all = Malloc(8 * kPage);
   EXPECT_THROW(Malloc(1), c10::OutOfMemoryError);
-  plain_.SetMemoryFraction(1, device_);
+  cudagraph_pool_memory_fraction(1, device_);
   EXPECT_NE(Malloc(1), nullptr);
   plain_.Free(all);
-  EXPECT_THROW(plain_.SetMemoryFraction(1, -1), c10::Error);
+  EXPECT_THROW(cudagraph_pool_memory_fraction(1, -1), c10::Error);
 }
 
 // The native allocator asks for segments of a MemPool, also while it is capturing, and keeps them.
@@ -421,7 +428,7 @@ TEST_F(PluggableAllocatorTest, EagerMemoryIsThereAgainAfterACallOfTheDriverThatF
       return plain.Malloc(bytes, device_, Stream(stream));
     };
     host().HoldEvents(true);
-    plain.RecordStream(this, Stream(2));  // torch calls the hooks
+    plain.Told();  // torch calls the hooks
     plain.Free(malloc(kPage, 2));
     malloc(kPage, 3);  // grows, and what the other stream has freed is marked
     faults::Arm(faults::Kind::kDriver, number);
@@ -477,7 +484,7 @@ TEST_F(PluggableAllocatorTest, ThreadsAllocateWhileThePoolGrows) {
     // Begun anew, the pool grows anew.
     set().EndScope({~0ULL, ~0ULL});
     set().Release({~0ULL, ~0ULL});
-    plain_.Reset();
+    plain_.scopes().Trim();
     ASSERT_TRUE(set().ids().empty());
   }
   EXPECT_EQ(failures, 0);

@@ -24,6 +24,7 @@
 #include <utility>
 
 #include "core/pool_set.h"
+#include "torch/observe/merged_stats.h"
 #include "torch/scopes/routes.h"
 #include "torch/torch_version.h"
 
@@ -34,44 +35,96 @@ class Annexes {
   // Both must outlive this. Without a base there are no annexes.
   Annexes(Base* base, RouteTable& routes) : base_(base), routes_(routes) {}
 
-  // Begins and ends a scope of the pool's annex, which is made if need be. The caller orders these
-  // calls. If the base throws nothing has changed.
-  void Begin(c10::DeviceIndex device, PoolId pool);
-  void End(c10::DeviceIndex device, PoolId pool);
+  // Begins and ends a scope of the pool's annex, which is made if need be. If the base throws
+  // nothing has changed. The caller orders these calls and Release().
+  void Begin(DeviceIndex device, PoolId pool) {
+    if (base_ == nullptr) return;
+    std::unique_lock lock(mutex_);
+    Annex& annex = annexes_[{device, pool}];
+    if (annex.users == 0) annex.id = NewName();
+    lock.unlock();
+    base_->beginAllocateToPool(
+        device, annex.id, [this, device, pool, used = annex.used](cudaStream_t stream) {
+          const auto target = routes_.Match(device, stream);
+          const bool takes = target && target->pools != nullptr && target->id == pool;
+          if (takes) used->store(true, std::memory_order_relaxed);
+          return takes;
+        });
+    ++annex.users;
+  }
+  void End(DeviceIndex device, PoolId pool) {
+    if (base_ != nullptr) base_->endAllocateToPool(device, annexes_.at({device, pool}).id);
+  }
+
   // The pool has no users left: nor has its annex, if it has one. If the base throws, another call
   // goes on where this one ended. pre: no scope of it is open.
-  void Release(c10::DeviceIndex device, PoolId pool);
+  void Release(DeviceIndex device, PoolId pool) {
+    const auto found = annexes_.find({device, pool});
+    if (found == annexes_.end()) return;
+    Annex& annex = found->second;
+    // A user at a time, so that an error leaves to the next call what is left.
+    for (; annex.users > 0; --annex.users) base_->releasePool(device, annex.id);
+    const std::lock_guard lock(mutex_);
+    if (*annex.used) past_owners_[annex.id] = NameOf(pool);
+    annexes_.erase(found);
+  }
 
   // What the base calls the pool's annex, if anything may have been allocated there.
-  std::optional<c10::MempoolId_t> Find(c10::DeviceIndex device, PoolId pool) const;
+  std::optional<MempoolId_t> Find(DeviceIndex device, PoolId pool) const {
+    const std::lock_guard lock(mutex_);
+    const auto found = annexes_.find({device, pool});
+    if (found == annexes_.end() || !*found->second.used) return std::nullopt;
+    return found->second.id;
+  }
 
   // Put the names of our pools in the place of those of their annexes, also of annexes that were
   // given up and may hold memory yet.
-  void Rename(c10::cuda::CUDACachingAllocator::SnapshotInfo& info) const;
-  void Rename(c10::CachingDeviceAllocator::DeviceStats& stats) const;
+  void Rename(c10::cuda::CUDACachingAllocator::SnapshotInfo& info) const {
+    const auto owners = Owners();
+    const auto rename = [&](MempoolId_t& id) {
+      if (const auto owner = owners.find(id); owner != owners.end()) id = owner->second;
+    };
+    for (auto& segment : info.segments) rename(segment.owner_private_pool_id);
+    for (auto& trace : info.device_traces) {
+      for (auto& entry : trace) rename(entry.mempool_);
+    }
+  }
+  void Rename(c10::CachingDeviceAllocator::DeviceStats& stats) const {
+    for (const auto& [annex, owner] : Owners()) {
+      MovePrivatePool(stats, annex, owner, AddHigherPeaks);
+    }
+  }
 
  private:
   struct Annex {
-    // The native allocator reopens no pool that nobody holds, so none is called like one before.
-    c10::MempoolId_t id;
+    MempoolId_t id;
     int users = 0;  // that the base counts: one for each Begin()
     // Whether the filter has ever taken an allocation.
     std::shared_ptr<std::atomic<bool>> used = std::make_shared<std::atomic<bool>>(false);
   };
-  using Key = std::pair<c10::DeviceIndex, PoolId>;
 
-  // What the base calls it while that counts users of it. pre: mutex_ is not held.
-  std::optional<c10::MempoolId_t> ForgetUnlessUsed(const Key& key);
+  // The native allocator reopens no pool that nobody holds, so none is called like one before; nor
+  // is a graph or a torch.cuda.MemPool. The first numbers differ, since torch hashes a name by that
+  // number alone unless it is 0, and doubles its table of pools for each name that hashes as others
+  // do.
+  MempoolId_t NewName() { return {~++made_, ~0ULL}; }
+  static MempoolId_t NameOf(PoolId pool) { return {pool.first, pool.second}; }
+
   // Which pool each annex belongs to.
-  std::map<c10::MempoolId_t, c10::MempoolId_t> Owners() const;
+  std::map<MempoolId_t, MempoolId_t> Owners() const {
+    const std::lock_guard lock(mutex_);
+    auto owners = past_owners_;
+    for (const auto& [key, annex] : annexes_) owners[annex.id] = NameOf(key.second);
+    return owners;
+  }
 
   Base* const base_;
   RouteTable& routes_;
-  // Never held while the base is called.
+  // For those whom the caller does not order. Never held while the base is called.
   mutable std::mutex mutex_;
-  std::map<Key, Annex> annexes_;
+  std::map<std::pair<DeviceIndex, PoolId>, Annex> annexes_;
   // Of those that were given up after they had been used: few, as only old storages use them.
-  std::map<c10::MempoolId_t, c10::MempoolId_t> past_owners_;
+  std::map<MempoolId_t, MempoolId_t> past_owners_;
   uint64_t made_ = 0;
 };
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/base/reserve.h"
 #include "torch/errors.h"
 #include "torch/observe/history.h"
 #include "torch/runtime.h"
@@ -14,12 +15,11 @@ CaptureScopes::Known* CaptureScopes::As(Role role, const ScopeKey& key) {
   return known != known_.end() && known->second.role == role ? &known->second : nullptr;
 }
 
-std::optional<CaptureScopes::OurPool> CaptureScopes::FindOurs(DeviceIndex device,
-                                                              MempoolId_t id) const {
-  const PoolId pool = names_.Find(device, id);
+std::optional<Target> CaptureScopes::FindOurs(DeviceIndex device, MempoolId_t id) const {
+  const PoolId pool = PoolNamed(device, id);
   DevicePools* const pools = DevicePools::Find(device, owner_);
   if (pools == nullptr || !pools->set.Contains(pool)) return std::nullopt;
-  return OurPool{pools, pool};
+  return Target{.id = pool, .pools = pools};
 }
 
 bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
@@ -28,13 +28,15 @@ bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
   return IfSupported([&] { return base_->getPoolUseCount(device, id); }) > 0;
 }
 
-// A capture may not wait for another one that fills the shared pool: it gets a pool of its own
-// then.
-bool CaptureScopes::SharesPool(DeviceIndex device, MempoolId_t id) const {
-  if (names_.UseCount(device, id) > 0) return true;
-  return takes_captures() && shares_captures_ && PoolNames::IsAnonymous(id) &&
-         !FindOurs(device, id) && !BaseKnows(device, id) &&
-         !routes_.Contains(device, PoolNames::kShared);
+void CaptureScopes::AddName(DeviceIndex device, MempoolId_t id, PoolId pool) {
+  const std::lock_guard lock(names_mutex_);
+  if (pool == kShared) shared_uses_.insert({device, id});
+}
+
+void CaptureScopes::DropName(DeviceIndex device, MempoolId_t id, PoolId pool) {
+  const std::lock_guard lock(names_mutex_);
+  const auto use = shared_uses_.find({device, id});
+  if (pool == kShared && use != shared_uses_.end()) shared_uses_.erase(use);
 }
 
 void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
@@ -49,9 +51,13 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
-  const bool shares = kind == ScopeKind::kCapture && SharesPool(device, id);
-  const PoolId pool = shares ? PoolNames::kShared : names_.Find(device, id);
-  TakeAsFailed(device, pool);
+  // A capture may not wait for another one that fills the shared pool: it gets a pool of its own
+  // then.
+  const bool shares = kind == ScopeKind::kCapture && takes_captures() && shares_captures_ &&
+                      IsAnonymous(id) && !FindOurs(device, id) && !BaseKnows(device, id) &&
+                      !routes_.TargetOf(device, kShared);
+  const PoolId pool = shares ? kShared : PoolNamed(device, id);
+  TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
   const auto ours = FindOurs(device, {pool.first, pool.second});
   DevicePools* pools = ours ? ours->pools : nullptr;
   DevicePools* undecided = nullptr;
@@ -61,18 +67,17 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
     ForgetBasesDeadTrees();
     // Where nothing was ever allocated the pool can still become the base's.
     if (pools != nullptr && base_serves_trees_ && mempool == nullptr &&
-        !As(Role::kRegistered, key) && !routes_.Contains(device, pool) &&
+        !As(Role::kRegistered, key) && !routes_.TargetOf(device, pool) &&
         pools->set.Stats(pool).allocations == 0) {
       undecided = std::exchange(pools, nullptr);
     }
   }
-  if (pools == nullptr && undecided == nullptr && takes_captures() &&
-      (shares || !BaseKnows(device, id))) {
+  if (pools == nullptr && undecided == nullptr && takes_captures() && !BaseKnows(device, id)) {
     pools = AsTorchErrors([&] { return &DevicePools::For(device, owner_); });
   }
 
-  const bool whole_pages = mempool != nullptr && mempool->whole_pages;
-  Route route{{pool, kind, pools, whole_pages, stream}, device, id, std::move(filter)};
+  Route route{
+      {pool, kind, pools, mempool && mempool->whole_pages, stream}, device, id, std::move(filter)};
   route.nested = kind == ScopeKind::kCapture && takes_current;
   std::optional<PoolId> graphs;
   if (route.nested) {
@@ -86,38 +91,40 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
     if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
     Hold(*pools, id, pool);
   };
-  if (kind == ScopeKind::kCapture &&
-      routes_.Resume(device, pool, stream, route.origin, route.filter, hold)) {
+  if (kind == ScopeKind::kCapture && routes_.Resume(route, stream, hold)) {
     if (pools != nullptr) return;
     return OrUndo([&] { base_->beginAllocateToPool(device, id, route.filter); },
                   [&] { routes_.Pause(device, pool); });
   }
-  if (pools == nullptr) {
-    BeginInBase(std::move(route), undecided);
-    return;
-  }
   // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
   // well, but by then torch would have left this route behind.
-  TORCH_CHECK(!capturing || takes_current,
+  TORCH_CHECK(pools == nullptr || !capturing || takes_current,
               "cannot begin a capture into graph pool " + ToString(pool) +
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
-  BeginInOurs(std::move(route), capturing, graphs);
+  routes_.ReserveOne();
+  pools == nullptr ? BeginInBase(route, undecided) : BeginInOurs(route, capturing, graphs);
+  if (kind == ScopeKind::kCapture && !route.nested) {
+    ++(pools == nullptr ? counts_.bases : counts_.ours);
+    if (pools == nullptr && !takes_captures()) ++counts_.while_stopped;
+    if (pools == nullptr && takes_captures() && As(Role::kMemPoolOfBase, key)) {
+      ++counts_.in_mempools;
+    }
+  }
+  routes_.Add(std::move(route));
 }
 
-void CaptureScopes::BeginInBase(Route route, DevicePools* undecided) {
+void CaptureScopes::BeginInBase(const Route& route, DevicePools* undecided) {
   const DeviceIndex device = route.device;
   const MempoolId_t id = route.name;
-  routes_.ReserveOne();
   const int users = undecided == nullptr ? 0 : undecided->set.UseCount(route.id);
   const ScopeKey tree{device, route.id};
+  const bool is_new_tree = route.kind == ScopeKind::kEager &&
+                           known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
+  NoteWhoServesTrees();
   int given = 0;
-  bool is_new_tree = false;
   const auto begin = [&] {
     for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
-    is_new_tree = route.kind == ScopeKind::kEager &&
-                  known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
-    NoteWhoServesTrees();
     base_->beginAllocateToPool(device, id, route.filter);
   };
   OrUndo(begin, [&] {
@@ -127,61 +134,49 @@ void CaptureScopes::BeginInBase(Route route, DevicePools* undecided) {
   });
   for (int user = 0; user < users; ++user) undecided->set.Release(route.id);
   if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
-  if (route.kind == ScopeKind::kCapture && !route.nested) {
-    ++counts_.bases;
-    if (!takes_captures()) {
-      ++counts_.while_stopped;
-    } else if (As(Role::kMemPoolOfBase, tree)) {
-      ++counts_.in_mempools;
-    }
-  }
-  routes_.Add(std::move(route));
 }
 
-void CaptureScopes::BeginInOurs(Route route, bool capturing, std::optional<PoolId> graphs) {
+void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
   DevicePools& pools = *route.pools;
   const bool capture = route.kind == ScopeKind::kCapture;
-  routes_.ReserveOne();
-  bool named = false;
-  bool begun = false;
+  AddName(route.device, route.name, route.id);
+  OrUndo([&] { AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); }); },
+         [&] { DropName(route.device, route.name, route.id); });
   bool is_kept = false;
-  const auto begin = [&] {
-    names_.Hold(route.device, route.name, route.id);
-    named = true;
-    AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); });
-    begun = true;
+  const auto tell = [&] {
     is_kept = graphs && KeepFor(pools, *graphs, route.id);
     if (!capture && !base_serves_trees_) {
       known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
     }
     if (capture) annexes_.Begin(route.device, route.id);
   };
-  OrUndo(begin, [&] {
+  OrUndo(tell, [&] {
     if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
     if (is_kept) pools.set.Release(route.id);
-    if (named) names_.Release(route.device, route.name);
-    if (!begun) return;
+    DropName(route.device, route.name, route.id);
     pools.EndScope(route.id);
     pools.set.Release(route.id);
   });
-  if (capture && !route.nested) ++counts_.ours;
-  routes_.Add(std::move(route));
 }
 
 void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
   const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
-  const PoolId pool = names_.Find(device, id);
+  const PoolId pool = PoolNamed(device, id);
+  const std::optional<Target> target = routes_.TargetOf(device, pool);
   // While a capture goes on in the pool, an end that is still owed is that of the graph that failed
   // before. Were it the capture's own, around the body of a conditional node, the body's begin
   // would be refused: better than a capture that goes on without its pool.
-  if (routes_.IsBeingCaptured(device, pool) && TakeLateEnd(device, pool)) return;
-  const std::optional<Target> target = routes_.TargetOf(device, pool);
+  const auto late = std::ranges::find_if(
+      late_ends_, [&](const Route& route) { return route.LeadsTo(device, pool); });
+  if (late != late_ends_.end() && (!target || routes_.IsBeingCaptured(device, pool))) {
+    late_ends_.erase(late);
+    return;
+  }
   if (routes_.Pause(device, pool)) {
     if (target->pools == nullptr) base_->endAllocateToPool(device, id);
     return;
   }
-  if (!target && TakeLateEnd(device, pool)) return;
   Callbacks ends;
   if (target && target->pools != nullptr) {
     ends.Run([&] { EndScope(*target->pools, pool, target->kind); });
@@ -211,14 +206,65 @@ void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
   ends.Rethrow();
 }
 
+// --- Captures that nobody ended ---
+//
+// A capture that fails may never end its route: torch before 2.14 forgets it, and forgets to
+// release the pool as well; from 2.14 on the graph does both late, at the latest when it is
+// destroyed. But a route whose stream has stopped capturing looks just so while another thread is
+// about to end it. So a capture that looks abandoned loses its route alone, and its user stays. It
+// is taken as failed, and before 2.14 its user is taken away, by whoever knows: a new capture
+// begins on its stream or in its pool, or cudagraph_pool.graph saw it fail.
+
+void CaptureScopes::EndAbandoned() {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
+  CloseAbandoned(&Route::IsOwn);
+}
+
+void CaptureScopes::EndFailed(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(History::Get());
+  const std::lock_guard lock(mutex_);
+  const PoolId pool = PoolNamed(device, id);
+  TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
+}
+
+void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
+  while (std::optional<Route> route = routes_.FindAbandoned(counts)) {
+    if (route->pools == nullptr) {  // the base keeps its own books
+      routes_.Remove(route->device, route->id, route->paused);
+      continue;
+    }
+    ReserveMore(late_ends_, 1);
+    EndScope(*route->pools, route->id, route->kind);
+    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
+    if (route->closed || (route->nested && route->paused)) continue;
+    route->failed = route->nested;
+    late_ends_.push_back(std::move(*route));
+  }
+}
+
+void CaptureScopes::TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed) {
+  CloseAbandoned(
+      [&](const Route& route) { return failed(route) && (!own_alone || route.IsOwn()); });
+  for (size_t i = late_ends_.size(); i-- > 0;) {
+    Route& late = late_ends_[i];
+    if (late.failed || !failed(late)) continue;
+    EndHostRoute(late.name);
+    late.failed = kGraphReleasesAbandonedPool;
+    if (late.failed) continue;
+    Drop(*late.pools, late.name, late.id);
+    late_ends_.erase(late_ends_.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+}
+
 void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  names_.Hold(pools.device, id, pool);
-  OrUndo([&] { pools.set.Retain(pool); }, [&] { names_.Release(pools.device, id); });
+  AddName(pools.device, id, pool);
+  OrUndo([&] { pools.set.Retain(pool); }, [&] { DropName(pools.device, id, pool); });
 }
 
 void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
   AsTorchErrors([&] { pools.set.Release(pool); });
-  names_.Release(pools.device, id);
+  DropName(pools.device, id, pool);
   ReleaseUnused(pools, pool);
 }
 
@@ -241,7 +287,7 @@ void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
 }
 
 void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
-  if (routes_.Contains(pools.device, id)) return;
+  if (routes_.TargetOf(pools.device, id)) return;
   if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
   if (pools.set.UseCount(id) > 0) return;
   const ScopeKey key{pools.device, id};

@@ -11,6 +11,8 @@
 //   torch.cuda.MemPool is made, which tells the allocator before it uses its id.
 //
 // An id that is ours stays ours until its pool is gone, also after disable(): its graphs need it.
+// It names its own pool, but where captures that name no pool are to share one: torch gives each of
+// these an id of its own, and all of them stand for the device's shared pool.
 //
 // A scope is a capture's if its filter refuses the current stream while that is not capturing
 // (torch begins the route before the capture, and a graph's filter asks for its capture), or if the
@@ -27,7 +29,7 @@
 //
 // Locks, in the order they are taken: this mutex, then MergedStats', then the base's, then
 // RouteTable's, then PoolSet's. So nothing here is called back by the base but TryTrim(), which
-// only tries the first.
+// only tries the first, and what asks whose a pool is.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -45,18 +47,19 @@
 #include "core/pool_set.h"
 #include "torch/device_pools.h"
 #include "torch/scopes/annexes.h"
-#include "torch/scopes/pool_names.h"
 #include "torch/scopes/routes.h"
 
 namespace cgp {
-
-using c10::DeviceIndex;
-using c10::MempoolId_t;
 
 class CaptureScopes {
  public:
   // `base` must outlive this, and serves what is not the owner's; nullptr: all is.
   CaptureScopes(PoolsOwner owner, Base* base) : owner_(owner), base_(base) {}
+
+  // The pool that is shared, on each device. An id that torch never makes: it counts from 1.
+  static constexpr PoolId kShared{~0ULL, 0};
+  // Whether torch made the id for a capture that names no pool.
+  static bool IsAnonymous(MempoolId_t id) { return id.first != 0 && id.second == 0; }
 
   RouteTable& routes() { return routes_; }
   const Annexes& annexes() const { return annexes_; }
@@ -71,11 +74,7 @@ class CaptureScopes {
   void SetNoSplit(DeviceIndex device, MempoolId_t id);
 
   // The pool of ours that torch calls `id`, if it is one.
-  struct OurPool {
-    DevicePools* pools;
-    PoolId id;
-  };
-  std::optional<OurPool> FindOurs(DeviceIndex device, MempoolId_t id) const;
+  std::optional<Target> FindOurs(DeviceIndex device, MempoolId_t id) const;
 
   // Makes `id` ours and holds its pool open until Unregister(). Throws UsageError if it is in use.
   void Register(DeviceIndex device, PoolId id);
@@ -96,9 +95,8 @@ class CaptureScopes {
   }
   void StopTakingCaptures(const std::function<void()>& uninstall);
   bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
-  // Whether captures that name no pool share one, from now on.
+  // Of those to come: whether captures that name no pool share one, and MemPools are ours.
   void SetSharesCaptures(bool shares) { shares_captures_.store(shares); }
-  // Whether MemPools are ours, while captures are: of those made from now on.
   void SetTakesMemPools(bool takes) { takes_mempools_.store(takes); }
   // Whether graph trees are ours to serve.
   bool ServesTrees() const;
@@ -114,7 +112,7 @@ class CaptureScopes {
   const Counts& counts() const { return counts_; }
 
   // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
-  // ended: see abandoned.cc.
+  // ended.
   void EndAbandoned();
   // The calling thread saw a capture into the pool fail: nobody will end it any more.
   void EndFailed(DeviceIndex device, MempoolId_t id);
@@ -124,8 +122,8 @@ class CaptureScopes {
   // bytes. The latter waits for no lock of ours, so the base may call it from within an allocation;
   // it asks nothing of the base but its statistics and a larger share of the memory, which its lock
   // allows.
-  uint64_t Trim(std::optional<DeviceIndex> only = std::nullopt);
-  uint64_t TryTrim(std::optional<DeviceIndex> only = std::nullopt);
+  uint64_t Trim(std::optional<DeviceIndex> only = std::nullopt, bool waits = true);
+  uint64_t TryTrim(std::optional<DeviceIndex> only = std::nullopt) { return Trim(only, false); }
   // Gives back what a pool of ours has, unless a capture is under way; returns whether it is ours.
   bool EmptyOurs(MempoolId_t id) noexcept;
   // Asks for a block in each use_on_oom pool of the device until there is one, for what no route
@@ -149,32 +147,34 @@ class CaptureScopes {
     bool lends = false;        // use_on_oom
     bool whole_pages = false;  // no_split
   };
-  // What is known of the pool if it is that, else nullptr. pre: mutex_ is held.
-  Known* As(Role role, const ScopeKey& key);
-
-  // The route that a capture of ours had which looked abandoned. Its scope is closed; its graph may
-  // still end it.
-  struct LateEnd {
-    Route route;
-    // Known to be: only since 2.14 does the graph still end it then. Or nested: its thread does.
-    bool failed = false;
-  };
 
   bool BaseKnows(DeviceIndex device, MempoolId_t id) const;
+  // How many users of the shared pool hold it under this id; 0 if that stands for itself.
+  int SharedUses(DeviceIndex device, MempoolId_t id) const {
+    const std::lock_guard lock(names_mutex_);
+    return static_cast<int>(shared_uses_.count({device, id}));
+  }
+  PoolId PoolNamed(DeviceIndex device, MempoolId_t id) const {
+    return SharedUses(device, id) > 0 ? kShared : PoolId{id.first, id.second};
+  }
+  // `pool` gets a user under this id, and loses one.
+  void AddName(DeviceIndex device, MempoolId_t id, PoolId pool);
+  void DropName(DeviceIndex device, MempoolId_t id, PoolId pool);
+
   // pre, of all that follow: mutex_ is held.
 
+  // What is known of the pool if it is that, else nullptr.
+  Known* As(Role role, const ScopeKey& key);
   // Begin and end a scope. The former with what was decided of it; the base gets `undecided`'s pool
   // of that name too, with its users, unless that is nullptr. `graphs` is the pool of the graph
   // that a nested scope is of.
-  void BeginInBase(Route route, DevicePools* undecided);
-  void BeginInOurs(Route route, bool capturing, std::optional<PoolId> graphs);
+  void BeginInBase(const Route& route, DevicePools* undecided);
+  void BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs);
   // The one place where a scope of ours ends, for whatever reason. Its route is closed whatever
   // throws. Where the pool's scope could not be ended the route stays, closed: another end, or
   // whoever looks for abandoned captures next, ends it.
   void EndScope(DevicePools& pools, PoolId pool, ScopeKind kind);
 
-  // Whether a capture that begins under this name is to fill the shared pool.
-  bool SharesPool(DeviceIndex device, MempoolId_t id) const;
   // Add and take away a user of our pool, which torch calls `id`.
   void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);
   void Drop(DevicePools& pools, MempoolId_t id, PoolId pool);
@@ -188,15 +188,11 @@ class CaptureScopes {
   // this is new.
   bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
   void ReleaseKeptFor(DevicePools& pools, PoolId of);
-  uint64_t TrimUnlessCapturing(std::optional<DeviceIndex> only);
 
   void CloseAbandoned(const std::function<bool(const Route&)>& counts);
   // The captures of these routes have failed, since a new one begins where they were. The routes of
   // other threads are left open if `own_alone`: these may be about to begin their captures.
   void TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed);
-  // Those that lead into the pool.
-  void TakeAsFailed(DeviceIndex device, PoolId pool);
-  bool TakeLateEnd(DeviceIndex device, PoolId pool);
 
   const PoolsOwner owner_;
   Base* const base_;
@@ -207,7 +203,8 @@ class CaptureScopes {
   std::atomic<bool> base_serves_trees_{false};  // == of trees there are the base's alone
   RouteTable routes_;
   Annexes annexes_{base_, routes_};
-  PoolNames names_;
+  mutable std::mutex names_mutex_;  // the last one, for those who have no other
+  std::multiset<std::pair<DeviceIndex, MempoolId_t>> shared_uses_;
 
   // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
   // given back.
@@ -216,7 +213,9 @@ class CaptureScopes {
   std::map<ScopeKey, Known> known_;
   // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
   std::set<std::pair<ScopeKey, PoolId>> kept_;
-  std::vector<LateEnd> late_ends_;
+  // What captures of ours had that looked abandoned. Their scopes are closed; their graphs may still
+  // end them.
+  std::vector<Route> late_ends_;
 };
 
 }  // namespace cgp

@@ -29,10 +29,8 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
   }
   const bool takes = allocator == nullptr && takes_captures() && takes_mempools_;
   const bool ours = takes && !BaseKnows(device, id);
-  const Role role = ours ? Role::kMemPool : Role::kMemPoolOfBase;
-  const bool is_new = known_.try_emplace(key).second;
-  const bool sets = ours || is_new;  // trees of the base's stay what they are
-  if (sets) known_[key] = {.role = role};
+  const bool sets = ours || !known_.contains(key);  // trees of the base's stay what they are
+  if (sets) known_[key] = {.role = ours ? Role::kMemPool : Role::kMemPoolOfBase};
   const auto create = [&] {
     if (!ours) return base_->createOrIncrefPool(device, id, std::move(allocator));
     AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
@@ -45,59 +43,47 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
 int CaptureScopes::UseCount(DeviceIndex device, MempoolId_t id) const {
   const auto ours = FindOurs(device, id);
   if (!ours) return base_->getPoolUseCount(device, id);
-  if (ours->id == PoolNames::kShared) return names_.UseCount(device, id);
+  if (ours->id == kShared) return SharedUses(device, id);
   const std::lock_guard lock(mutex_);
   return UsersOf(*ours->pools, ours->id);
 }
 
 void CaptureScopes::SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_oom) {
   const std::lock_guard lock(mutex_);
-  if (Known* const mempool = As(Role::kMemPool, {device, {id.first, id.second}})) {
-    mempool->lends = use_on_oom;
-    return;
-  }
   const auto ours = FindOurs(device, id);
   if (!ours) return base_->setUseOnOOM(device, id, use_on_oom);
+  Known* const mempool = As(Role::kMemPool, {device, ours->id});
+  if (mempool != nullptr) mempool->lends = use_on_oom;
   // Graph pools never serve allocations outside captures, so "off" is how it is.
-  TORCH_CHECK(!use_on_oom,
+  TORCH_CHECK(mempool != nullptr || !use_on_oom,
               "graph pool " + ToString(ours->id) +
                   " cannot serve other allocations when memory runs out: its graphs need it");
 }
 
 void CaptureScopes::SetNoSplit(DeviceIndex device, MempoolId_t id) {
   const std::lock_guard lock(mutex_);
-  if (Known* const mempool = As(Role::kMemPool, {device, {id.first, id.second}})) {
-    mempool->whole_pages = true;
-    return;
-  }
   const auto ours = FindOurs(device, id);
-  TORCH_CHECK(!ours, "graph pool " + ToString(ours ? ours->id : PoolId{}) +
-                         " has no segments that could be kept whole; use a torch.cuda.MemPool for "
-                         "that");
-  base_->setNoSplit(device, id);
+  if (!ours) return base_->setNoSplit(device, id);
+  Known* const mempool = As(Role::kMemPool, {device, ours->id});
+  TORCH_CHECK(mempool != nullptr, "graph pool " + ToString(ours->id) +
+                                      " has no segments that could be kept whole; use a "
+                                      "torch.cuda.MemPool for that");
+  mempool->whole_pages = true;
 }
 
-uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only) {
-  const std::lock_guard lock(mutex_);
-  return TrimUnlessCapturing(only);
-}
-
-uint64_t CaptureScopes::TryTrim(std::optional<DeviceIndex> only) {
+uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {
   const History::Telling telling(History::Get());
   // Holding this keeps a capture of torch's from beginning meanwhile.
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  return lock.owns_lock() ? TrimUnlessCapturing(only) : 0;
-}
-
-uint64_t CaptureScopes::TrimUnlessCapturing(std::optional<DeviceIndex> only) {
-  if (routes_.capturing()) return 0;
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (waits) lock.lock();
+  if ((!waits && !lock.try_lock()) || routes_.capturing()) return 0;
   uint64_t bytes = 0;
   for (const PoolsOwner owner : kPoolsOwners) {
     if (owner != owner_ && base_ == nullptr) continue;
     for (DevicePools* pools : DevicePools::All(owner)) {
       if (only && pools->device != *only) continue;
       // What the C functions hand out shares neither statistics nor a fraction with a base.
-      bytes += owner == PoolsOwner::kGraphAllocator ? pools->TrimBeside(*base_) : pools->Trim();
+      bytes += pools->Trim(owner == kGraphAllocator ? base_ : nullptr);
     }
   }
   return bytes;
@@ -111,7 +97,7 @@ bool CaptureScopes::EmptyOurs(MempoolId_t id) noexcept {
       const auto found = FindOurs(pools->device, id);
       if (!found) continue;
       ours = true;
-      if (!routes_.capturing()) pools->TrimBeside(*base_, found->id);
+      if (!routes_.capturing()) pools->Trim(base_, found->id);
     }
   });
   return ours;

@@ -10,12 +10,11 @@
 namespace cgp {
 namespace {
 
-// What one Match() of this thread found.
+// What one Match() of this thread found in a capture.
 struct Answer {
   uint64_t version = 0;  // of the table; none has this one
   cudaStream_t stream = nullptr;
-  CaptureId capture = 0;
-  c10::DeviceIndex device = 0;
+  DeviceIndex device = 0;
   Target target;
 };
 
@@ -29,7 +28,7 @@ Answer& AnswerFor(cudaStream_t stream) {
 // Whether the calling thread can ask for the stream that the capture began on: by the name of the
 // per-thread default stream it would ask for its own.
 bool KnowsOrigin(const Route& route) {
-  return route.origin != cudaStreamPerThread || route.thread == std::this_thread::get_id();
+  return route.origin != cudaStreamPerThread || route.IsOwn();
 }
 
 bool OriginCaptures(const Route& route) { return !KnowsOrigin(route) || IsCapturing(route.origin); }
@@ -77,7 +76,7 @@ bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capt
 bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
   if (!route.nested && filter(route.origin)) return true;
   if (!IsCapturing(stream)) return false;
-  if (route.thread == std::this_thread::get_id()) return true;
+  if (route.IsOwn()) return true;
   const std::optional<CaptureId> capture = CaptureOf(stream);
   return capture && capture == route.origins_capture;
 }
@@ -119,13 +118,13 @@ void RouteTable::Count(const Route& route, int change) {
   Gate::CountScopes(change);
 }
 
-std::optional<Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t stream) {
+std::optional<Target> RouteTable::Match(DeviceIndex device, cudaStream_t stream) {
   const bool captures = captures_count_.load(std::memory_order_acquire) != 0;
   const std::optional<CaptureId> capture = captures ? CaptureOf(stream) : std::nullopt;
   Answer& answer = AnswerFor(stream);
   // The capture of the remembered id is not over, since the stream is in it: there can be no other
   // of that id.
-  if (capture && answer.capture == *capture && answer.stream == stream && answer.device == device &&
+  if (capture == answer.target.capture && answer.stream == stream && answer.device == device &&
       answer.version == version_.load(std::memory_order_acquire)) {
     return answer.target;
   }
@@ -133,22 +132,17 @@ std::optional<Target> RouteTable::Match(c10::DeviceIndex device, cudaStream_t st
   std::optional<Target> target = AskFilters(device, stream, capture);
   if (capture && target) {
     target->capture = *capture;
-    answer = {.version = version_.load(std::memory_order_relaxed),
-              .stream = stream,
-              .capture = *capture,
-              .device = device,
-              .target = *target};
+    answer = {version_.load(std::memory_order_relaxed), stream, device, *target};
   }
   return target;
 }
 
-std::optional<Target> RouteTable::AskFilters(c10::DeviceIndex device, cudaStream_t stream,
-                                             std::optional<CaptureId> capture, Among among) {
+std::optional<Target> RouteTable::AskFilters(DeviceIndex device, cudaStream_t stream,
+                                             std::optional<CaptureId> capture, bool of_graphs) {
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
-    if (route.device != device || route.closed) continue;
-    if (among == Among::kGraphs ? !graphs : route.paused) continue;
+    if (route.device != device || route.closed || (of_graphs ? !graphs : route.paused)) continue;
     // What is not captured has no order with what is.
     if (route.nested && route.pools != nullptr && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
@@ -157,26 +151,26 @@ std::optional<Target> RouteTable::AskFilters(c10::DeviceIndex device, cudaStream
   return std::nullopt;
 }
 
-std::optional<Target> RouteTable::GraphOf(c10::DeviceIndex device, cudaStream_t stream) {
+std::optional<Target> RouteTable::GraphOf(DeviceIndex device, cudaStream_t stream) {
   const std::optional<CaptureId> capture = CaptureOf(stream);
   const std::lock_guard lock(mutex_);
-  return AskFilters(device, stream, capture, Among::kGraphs);
+  return AskFilters(device, stream, capture, /*of_graphs=*/true);
 }
 
-bool RouteTable::IsBeingCaptured(c10::DeviceIndex device, PoolId id) const {
+bool RouteTable::IsBeingCaptured(DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
   return route != nullptr && route->pools != nullptr && !route->closed &&
          route->kind == ScopeKind::kCapture && OriginCaptures(*route);
 }
 
-std::optional<Target> RouteTable::TargetOf(c10::DeviceIndex device, PoolId id) const {
+std::optional<Target> RouteTable::TargetOf(DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
   return route == nullptr ? std::nullopt : std::optional<Target>(*route);
 }
 
-void RouteTable::Close(c10::DeviceIndex device, PoolId id) {
+void RouteTable::Close(DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || route->closed) return;
@@ -184,7 +178,7 @@ void RouteTable::Close(c10::DeviceIndex device, PoolId id) {
   Count(*route, -1);
 }
 
-void RouteTable::Remove(c10::DeviceIndex device, PoolId id, bool paused) {
+void RouteTable::Remove(DeviceIndex device, PoolId id, bool paused) {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id, paused);
   if (route == nullptr) return;
@@ -192,7 +186,7 @@ void RouteTable::Remove(c10::DeviceIndex device, PoolId id, bool paused) {
   routes_.erase(routes_.begin() + (route - routes_.data()));
 }
 
-bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
+bool RouteTable::Pause(DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || route->closed || route->kind != ScopeKind::kCapture) return false;
@@ -203,18 +197,18 @@ bool RouteTable::Pause(c10::DeviceIndex device, PoolId id) {
   return true;
 }
 
-bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
-                        cudaStream_t origin, StreamFilter filter,
-                        const std::function<void()>& hold) {
+bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
-  Route* const route = Find(device, id);
-  if (route == nullptr || route->closed || !route->paused || !MayResume(*route, stream, filter))
-    return false;
-  if (route->nested && origin != route->origin && std::ranges::count(route->others, origin) == 0) {
-    route->others.push_back(origin);
+  Route* const route = Find(anew.device, anew.id);
+  if (route == nullptr || route->closed || !route->paused) return false;
+  if (!MayResume(*route, stream, anew.filter)) return false;
+  if (route->nested && anew.origin != route->origin &&
+      std::ranges::count(route->others, anew.origin) == 0) {
+    route->others.push_back(anew.origin);
   }
+  StreamFilter filter = anew.filter;
   hold();
-  route->filter = std::move(filter);
+  route->filter.swap(filter);
   route->paused = false;
   // What is nested takes before what began meanwhile, another capture of the thread say.
   if (route->nested) {
@@ -228,7 +222,7 @@ bool RouteTable::Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream,
 void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {
   const auto is_another = [&](const Route& route) {
     return route.kind == ScopeKind::kCapture && !route.closed && route.origin == origin &&
-           route.thread != std::this_thread::get_id() && !OriginCaptures(route);
+           !route.IsOwn() && !OriginCaptures(route);
   };
   const auto are_there = [&] {
     const std::lock_guard table_lock(mutex_);
@@ -252,10 +246,10 @@ std::optional<Route> RouteTable::FindAbandoned(
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }
 
-Route* RouteTable::Find(c10::DeviceIndex device, PoolId id, bool paused) const {
+Route* RouteTable::Find(DeviceIndex device, PoolId id, bool paused) const {
   Route* found = nullptr;
   for (Route& route : routes_) {
-    if (route.device != device || route.id != id) continue;
+    if (!route.LeadsTo(device, id)) continue;
     if (found == nullptr || route.paused == paused) found = &route;
   }
   return found;

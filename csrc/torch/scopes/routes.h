@@ -2,9 +2,8 @@
 // devices.
 //
 // torch begins a scope with a filter on streams and asks for no pool when it allocates; so each
-// allocation is matched against the open scopes, newest first. Also those that the base allocator
-// serves are kept here, so that nesting comes out right and everybody can ask whether a capture is
-// under way.
+// allocation is matched against the open scopes, newest first. Those that the base serves are here
+// too, so that nesting comes out right and everybody can ask whether a capture is under way.
 //
 // The filter of a torch.cuda.CUDAGraph holds a plain pointer to the graph. A graph whose capture
 // failed may be gone while its route is still here (torch before 2.14 forgets to end it), so a
@@ -51,8 +50,11 @@ struct Target {
 };
 
 struct Route : Target {
-  c10::DeviceIndex device = 0;
-  c10::MempoolId_t name{0, 0};  // what torch calls the pool
+  bool LeadsTo(DeviceIndex to, PoolId pool) const { return device == to && id == pool; }
+  bool IsOwn() const { return thread == std::this_thread::get_id(); }  // of the calling thread
+
+  DeviceIndex device = 0;
+  MempoolId_t name{0, 0};  // what torch calls the pool
   StreamFilter filter;
   // Begun by a thread that was capturing already (torch.cuda.use_mem_pool in a capture). It takes
   // what is captured alone, and lasts as long as that capture: where its end were a scope's end,
@@ -68,6 +70,9 @@ struct Route : Target {
   bool over = false;
   bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
   bool closed = false;  // ended, but the pool still has a scope: matches nothing any more
+  // Ended while its graph may still do so, and its capture is known to have failed: only since 2.14
+  // does the graph end it then. Or nested: its thread does.
+  bool failed = false;
 };
 
 class RouteTable {
@@ -75,9 +80,8 @@ class RouteTable {
   RouteTable() { NoteChange(); }
   ~RouteTable();
 
-  // Whether any route is open.
+  // Whether any route is open, and whether one of a capture, so that a capture may be under way.
   bool active() const { return routes_count_.load(std::memory_order_acquire) != 0; }
-  // Whether a capture may be under way: a capture route is open.
   bool capturing() const { return captures_count_.load(std::memory_order_acquire) != 0; }
 
   // Add() fails no more after this, until the next one.
@@ -85,34 +89,28 @@ class RouteTable {
   void Add(Route route);
 
   // The newest route that takes allocations of the calling thread on `stream`.
-  std::optional<Target> Match(c10::DeviceIndex device, cudaStream_t stream);
-
+  std::optional<Target> Match(DeviceIndex device, cudaStream_t stream);
   // The route of the graph that `stream` captures, paused or not, whatever is nested in that.
-  std::optional<Target> GraphOf(c10::DeviceIndex device, cudaStream_t stream);
-
-  bool Contains(c10::DeviceIndex device, PoolId id) const {
-    return TargetOf(device, id).has_value();
-  }
-  // Whether a capture of ours fills the pool right now.
-  bool IsBeingCaptured(c10::DeviceIndex device, PoolId id) const;
+  std::optional<Target> GraphOf(DeviceIndex device, cudaStream_t stream);
 
   // Of the pool's route, if it has one.
-  std::optional<Target> TargetOf(c10::DeviceIndex device, PoolId id) const;
+  std::optional<Target> TargetOf(DeviceIndex device, PoolId id) const;
+  // Whether a capture of ours fills the pool right now.
+  bool IsBeingCaptured(DeviceIndex device, PoolId id) const;
 
   // Closes the route and takes it out, if there is one. Neither throws.
-  void Close(c10::DeviceIndex device, PoolId id);
-  void Remove(c10::DeviceIndex device, PoolId id, bool paused = false);
+  void Close(DeviceIndex device, PoolId id);
+  void Remove(DeviceIndex device, PoolId id, bool paused = false);
 
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
   // conditional nodes). The scope goes on meanwhile, since the capture does. Pause() returns false
   // if there is no such route, or its capture is over; Resume() returns false if the route
-  // is not paused, or if it is not its capture that wants it back: `filter` does not take the
+  // is not paused, or if it is not its capture that wants it back: the filter does not take the
   // stream that it began on (a nested one's takes any), and `stream`, the calling thread's, is not
-  // in it, nor captures (a body, then) in the thread that began the route. `origin` is of the graph
-  // that does. `hold` runs before the route is there again, which it is not if that throws.
-  bool Pause(c10::DeviceIndex device, PoolId id);
-  bool Resume(c10::DeviceIndex device, PoolId id, cudaStream_t stream, cudaStream_t origin,
-              StreamFilter filter, const std::function<void()>& hold);
+  // in it, nor captures (a body, then) in the thread that began the route. `anew` is as if begun
+  // now. `hold` runs before the route is there again, which it is not if that throws.
+  bool Pause(DeviceIndex device, PoolId id);
+  bool Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold);
 
   // Another thread that has a capture route on the stream while this does not capture is about to
   // begin the capture or to end the route, or it has failed. Waits, without the lock, until it has
@@ -129,12 +127,11 @@ class RouteTable {
 
  private:
   // Match() without what was found before, among all routes or graphs' own. pre: mutex_ is held.
-  enum class Among { kAll, kGraphs };
-  std::optional<Target> AskFilters(c10::DeviceIndex device, cudaStream_t stream,
-                                   std::optional<CaptureId> capture, Among among = Among::kAll);
+  std::optional<Target> AskFilters(DeviceIndex device, cudaStream_t stream,
+                                   std::optional<CaptureId> capture, bool of_graphs = false);
   // The pool's route, or nullptr. A pool of the base has several where paused ones wait for their
   // captures: then one that is `paused` or not, if there is one. pre: mutex_ is held.
-  Route* Find(c10::DeviceIndex device, PoolId id, bool paused = false) const;
+  Route* Find(DeviceIndex device, PoolId id, bool paused = false) const;
   // Makes every thread forget what it found in this table. pre: mutex_ is held, as for the next.
   void NoteChange();
   // The route comes (1) or goes (-1).

@@ -40,6 +40,10 @@ class RouteTableTest : public ::testing::Test {
     return target ? std::optional(target->id) : std::nullopt;
   }
 
+  bool Resume(PoolId id, StreamFilter filter, cudaStream_t stream) {
+    return table_.Resume(CaptureRoute(id, std::move(filter), stream), stream, [] {});
+  }
+
   // How often `call` asks CUDA.
   template <typename Call>
   static int64_t Queries(const Call& call) {
@@ -258,12 +262,12 @@ TEST_F(RouteTableTest, WhatChangesIsNotRemembered) {
   EXPECT_EQ(Match(Stream(1)), kTwo) << "the newest";
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
   EXPECT_EQ(Match(Stream(1)), kOne);
-  EXPECT_TRUE(table_.Resume(
-      kDevice, kTwo, Stream(1), Stream(1), [](cudaStream_t) { return true; }, [] {}));
+  EXPECT_TRUE(Resume(
+      kTwo, [](cudaStream_t) { return true; }, Stream(1)));
   EXPECT_EQ(Match(Stream(1)), kTwo);
   EXPECT_TRUE(table_.Pause(kDevice, kTwo));
-  EXPECT_TRUE(table_.Resume(
-      kDevice, kTwo, Stream(1), Stream(1), [](cudaStream_t) { return false; }, [] {}));
+  EXPECT_TRUE(Resume(
+      kTwo, [](cudaStream_t) { return false; }, Stream(1)));
   EXPECT_EQ(Match(Stream(1)), kOne);
   table_.Remove(kDevice, kOne);
   EXPECT_EQ(Match(Stream(1)), std::nullopt);
@@ -278,7 +282,7 @@ class PausedRouteTest : public RouteTableTest {
     ASSERT_TRUE(table_.Pause(kDevice, kOne));
   }
   bool Resume(cudaStream_t stream, CaptureId filters) {
-    return table_.Resume(kDevice, kOne, stream, stream, InCapture(filters), [] {});
+    return RouteTableTest::Resume(kOne, InCapture(filters), stream);
   }
 };
 

@@ -28,7 +28,7 @@ void Session::CheckLiveIn(const Graph& graph) {
 
 // Not of a pool that captures share, which has no name of its own.
 void Session::Checkpoint(Graph& graph) {
-  if (!graph.ours || PoolNames::IsAnonymous(graph.id)) return;
+  if (!graph.ours || CaptureScopes::IsAnonymous(graph.id)) return;
   CheckLiveIn(graph);
   Call(graph.origin,
        [&] { graph.checkpoint = allocator_.getCheckpointState(graph.device, graph.id); });

@@ -1,6 +1,4 @@
-// Names that stand for the shared pool, alone and behind the allocator.
-#include "torch/scopes/pool_names.h"
-
+// Captures that share a pool, each under a name of its own.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -10,43 +8,12 @@
 namespace cgp {
 namespace {
 
-constexpr PoolNames::Name kFirst{7, 0}, kSecond{8, 0};
+constexpr MempoolId_t kFirst{7, 0}, kSecond{8, 0};
 
-TEST(PoolNamesTest, ANameStandsForItselfUntilItShares) {
-  PoolNames names;
-  EXPECT_EQ(names.Find(0, kFirst), (PoolId{7, 0}));
-  EXPECT_EQ(names.UseCount(0, kFirst), 0);
-  names.Release(0, kFirst);
-  names.Hold(0, kFirst, PoolNames::kShared);
-  EXPECT_EQ(names.Find(0, kFirst), PoolNames::kShared);
-  EXPECT_EQ(names.Find(0, kSecond), (PoolId{8, 0}));
-  EXPECT_EQ(names.Find(1, kFirst), (PoolId{7, 0})) << "of another device";
-}
-
-TEST(PoolNamesTest, ANameWithoutUsersStandsForItselfAgain) {
-  PoolNames names;
-  names.Hold(0, kFirst, PoolNames::kShared);
-  names.Hold(0, kFirst, PoolNames::kShared);
-  names.Hold(0, kSecond, PoolNames::kShared);
-  EXPECT_EQ(names.UseCount(0, kFirst), 2);
-  names.Release(0, kFirst);
-  names.Release(1, kFirst);
-  EXPECT_EQ(names.UseCount(0, kFirst), 1);
-  EXPECT_EQ(names.Find(0, kFirst), PoolNames::kShared);
-  names.Release(0, kFirst);
-  EXPECT_EQ(names.Find(0, kFirst), (PoolId{7, 0}));
-  EXPECT_EQ(names.Find(0, kSecond), PoolNames::kShared);
-  names.Release(0, kSecond);
-  EXPECT_EQ(names.UseCount(0, kSecond), 0);
-  names.Release(0, kSecond);  // one too many
-  names.Hold(0, kSecond, PoolNames::kShared);
-  EXPECT_EQ(names.UseCount(0, kSecond), 1);
-}
-
-TEST(PoolNamesTest, OnlyNamesThatTorchMadeItselfAreAnonymous) {
-  EXPECT_TRUE(PoolNames::IsAnonymous({7, 0}));
-  EXPECT_FALSE(PoolNames::IsAnonymous({0, 7}));
-  EXPECT_FALSE(PoolNames::IsAnonymous({0, 0}));
+TEST(SharedCapturesNamesTest, OnlyNamesThatTorchMadeItselfAreAnonymous) {
+  EXPECT_TRUE(CaptureScopes::IsAnonymous({7, 0}));
+  EXPECT_FALSE(CaptureScopes::IsAnonymous({0, 7}));
+  EXPECT_FALSE(CaptureScopes::IsAnonymous({0, 0}));
 }
 
 class SharedCapturesTest : public GraphAllocatorTest {
@@ -71,10 +38,10 @@ TEST_F(SharedCapturesTest, OneAfterTheOtherTheyShareAPool) {
   Capture(first, 3 * kPage);
   second.Begin();
   const DataPtr inside = allocator_.allocate(3 * kPage);
-  EXPECT_EQ(PoolOf(inside), PoolNames::kShared);
+  EXPECT_EQ(PoolOf(inside), CaptureScopes::kShared);
   second.End();
   EXPECT_EQ(pools().Usage().reserved_bytes.current, 3 * kPage) << "the first one's memory";
-  EXPECT_EQ(pools().ids(), std::vector{PoolNames::kShared});
+  EXPECT_EQ(pools().ids(), std::vector{CaptureScopes::kShared});
   EXPECT_FALSE(allocator_.snapshot(kFirst, false).segments.empty());
   EXPECT_TRUE(allocator_.checkPoolLiveAllocations(device_, kFirst, {inside.get()}));
   EXPECT_FALSE(base_.users.contains(kFirst));
@@ -88,7 +55,7 @@ TEST_F(SharedCapturesTest, NamedPoolsAndSwitchedOffOnesAreNotShared) {
   Capture(anonymous, 1000);
   allocator_.scopes().SetSharesCaptures(false);
   Capture(off, 1000);
-  EXPECT_TRUE(pools().Contains(PoolNames::kShared));
+  EXPECT_TRUE(pools().Contains(CaptureScopes::kShared));
   EXPECT_TRUE(pools().Contains(ToPoolId(kSecond)));
   EXPECT_FALSE(pools().Contains(ToPoolId(kFirst)));
 }
@@ -101,17 +68,17 @@ TEST_F(SharedCapturesTest, TwoAtOnceFillPoolsOfTheirOwn) {
   const DataPtr in_second = allocator_.allocate(1000);
   current_stream = Stream(1);
   const DataPtr in_first = allocator_.allocate(1000);
-  EXPECT_EQ(PoolOf(in_first), PoolNames::kShared);
+  EXPECT_EQ(PoolOf(in_first), CaptureScopes::kShared);
   EXPECT_EQ(PoolOf(in_second), ToPoolId(kSecond));
   first.End();
   EXPECT_TRUE(allocator_.capturing());
   second.End();
   second.Reset();
   EXPECT_EQ(pools().UseCount(ToPoolId(kSecond)), 0);
-  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 1);
+  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 1);
   Graph again(*this, {9, 0}, 9);
   Capture(again, 1000);
-  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 2);
+  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 2);
 }
 
 TEST_F(SharedCapturesTest, EachNameCountsItsOwnUsers) {
@@ -122,7 +89,7 @@ TEST_F(SharedCapturesTest, EachNameCountsItsOwnUsers) {
   allocator_.createOrIncrefPool(device_, kSecond);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, kFirst), 2);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, kSecond), 2);
-  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 4);
+  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 4);
   EXPECT_FALSE(base_.users.contains(kFirst));
   EXPECT_FALSE(base_.users.contains(kSecond));
   first.Reset();
@@ -144,7 +111,7 @@ TEST_F(SharedCapturesTest, ThePoolIsGoneWhenTheLastNameIs) {
   EXPECT_TRUE(pools().ids().empty());
   Graph third(*this, {9, 0}, 9);
   Capture(third, 1000);
-  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 1);
+  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 1);
 }
 
 TEST_F(SharedCapturesTest, AnAbandonedOneMakesWayAndLeavesNoUser) {
@@ -153,13 +120,13 @@ TEST_F(SharedCapturesTest, AnAbandonedOneMakesWayAndLeavesNoUser) {
   allocator_.allocate(1000).clear();
   failed.Fail();
   Capture(next, 1000);
-  EXPECT_EQ(pools().ids(), std::vector{PoolNames::kShared});
+  EXPECT_EQ(pools().ids(), std::vector{CaptureScopes::kShared});
   EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{kFirst});
   if (kGraphReleasesAbandonedPool) {
     allocator_.endAllocateToPool(device_, kFirst);  // what the graph still does, late
     failed.Reset();
   }
-  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 1);
+  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 1);
   EXPECT_THROW(allocator_.getPoolUseCount(device_, kFirst), c10::Error) << "nobody's name now";
   next.Reset();
   allocator_.emptyCache();
@@ -176,12 +143,12 @@ TEST_F(SharedCapturesTest, APausedOneKeepsThePool) {
   other.End();
   allocator_.beginAllocateToPool(device_, kFirst, first.Filter());
   current_stream = Stream(1);
-  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), PoolNames::kShared);
+  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), CaptureScopes::kShared);
   first.End();
   EXPECT_EQ(allocator_.getPoolUseCount(device_, kFirst), 2);
   first.Reset();
   first.Reset();
-  EXPECT_EQ(pools().UseCount(PoolNames::kShared), 0);
+  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 0);
 }
 
 TEST_F(SharedCapturesTest, CapturesAreCountedByWhoServesThem) {
