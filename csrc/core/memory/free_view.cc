@@ -49,7 +49,7 @@ void FreeView::Rebuild() {
   handles_ = {};
   std::ranges::fill(offers_, Offer{});
   changed_.Clear();
-  changed_.InsertRange(0, space_.page_count());
+  changed_.SetRange(0, space_.page_count(), true);
   for (PageId page{0}; Index(page) < space_.page_count();) {
     const NodeId first = space_.first(page);
     const PageId end = space_.end(first);
@@ -90,21 +90,15 @@ void FreeView::UnindexPages(PageId begin, PageId end) {
 // All of the pages become whole, or none of them is any more. O(rows of them (RangeTable::RowEnd()),
 // and words of the slots that show them).
 void FreeView::SetWhole(PageId begin, PageId end, bool whole) {
-  const uint32_t changed = whole ? whole_pages_.InsertRange(Index(begin), Index(end))
-                                 : whole_pages_.EraseRange(Index(begin), Index(end));
+  const uint32_t changed = whole_pages_.SetRange(Index(begin), Index(end), whole);
   if (changed == 0) return;
   whole_page_count_ += whole ? changed : 0 - changed;
-  changed_.InsertRange(Index(begin), Index(end));
+  changed_.SetRange(Index(begin), Index(end), true);
   while (begin < end) {
     const PageId stop = std::min(end, ranges_.RowEnd(begin));
     for (const SlotId slot : ranges_.slots_of(begin)) {
-      const uint32_t behind = Index(slot) + (Index(stop) - Index(begin));
-      if (whole) {
-        free_slots_.InsertRange(Index(slot), behind);
-        RaiseBound(slot);
-      } else {
-        free_slots_.EraseRange(Index(slot), behind);
-      }
+      free_slots_.SetRange(Index(slot), Index(slot) + (Index(stop) - Index(begin)), whole);
+      if (whole) RaiseBound(slot);
     }
     begin = stop;
   }
@@ -360,7 +354,7 @@ const FreeHandles& FreeView::Handles() {
     Replace(handles_.heads, handle, known.head, now.head);
     Replace(handles_.tails, handle, known.tail, now.tail);
     Replace(handles_.wholes, handle, known.whole, now.whole);
-    changed_.EraseRange(Index(handle), Index(ranges_.handle_end(handle)));
+    changed_.SetRange(Index(handle), Index(ranges_.handle_end(handle)), false);
   }
   return handles_;
 }
