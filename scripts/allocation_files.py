@@ -51,8 +51,8 @@ def executed() -> dict[str, int]:
             told = json.loads(document)
             for file in told["files"]:
                 # A compiler cache may have made the path relative.
-                path = os.path.normpath(Path(told["current_working_directory"], file["file"]))
-                lines[path] |= {line["line_number"] for line in file["lines"] if line["count"]}
+                name = os.path.normpath(Path(told["current_working_directory"], file["file"]))
+                lines[name] |= {line["line_number"] for line in file["lines"] if line["count"]}
     counts = {}
     for name, ran in lines.items():
         path = Path(name)
