@@ -9,7 +9,6 @@
 #include <bit>
 #include <cstdint>
 #include <optional>
-#include <utility>
 #include <vector>
 
 namespace cgp {
@@ -44,10 +43,14 @@ class IndexSet {
       const uint32_t w = begin / 64;
       const uint32_t stop = std::min(end, (w + 1) * 64);
       const uint64_t bits = ~uint64_t{0} >> (64 - (stop - begin)) << (begin % 64);
-      const uint64_t before =
-          std::exchange(words_[w], members ? words_[w] | bits : words_[w] & ~bits);
-      changed += static_cast<uint32_t>(std::popcount(before ^ words_[w]));
-      words_[w] != 0 ? filled_[w / 64] |= Bit(w) : filled_[w / 64] &= ~Bit(w);
+      const uint64_t before = words_[w];
+      const uint64_t after = words_[w] = members ? before | bits : before & ~bits;
+      changed += static_cast<uint32_t>(std::popcount(before ^ after));
+      if (members) {
+        filled_[w / 64] |= Bit(w);
+      } else if (after == 0) {
+        filled_[w / 64] &= ~Bit(w);
+      }
       begin = stop;
     }
     return changed;

@@ -1,8 +1,8 @@
 #include "core/memory/free_view.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <span>
-#include <utility>
 
 #include "core/base/error.h"
 
@@ -110,8 +110,10 @@ void FreeView::RaiseBound(SlotId slot) {
 }
 
 void FreeView::SetBound(RangeId range, uint32_t bound) {
+  const uint32_t before = run_bounds_[Index(range)];
+  if (before == bound) return;
+  run_bounds_[Index(range)] = bound;
   const uint32_t group = Index(range) / kRangeGroup;
-  const uint32_t before = std::exchange(run_bounds_[Index(range)], bound);
   if (bound >= group_bounds_[group]) {
     group_bounds_[group] = bound;
   } else if (before == group_bounds_[group]) {
@@ -120,7 +122,8 @@ void FreeView::SetBound(RangeId range, uint32_t bound) {
 }
 
 uint32_t FreeView::MostInGroup(uint32_t group) const {
-  return std::ranges::max(std::span(run_bounds_).subspan(group * kRangeGroup, kRangeGroup));
+  return std::ranges::max(
+      std::span(run_bounds_).subspan(std::size_t{group} * kRangeGroup, kRangeGroup));
 }
 
 void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
@@ -144,7 +147,7 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
   free_slots_.Resize(slots);
   const uint32_t groups = ranges / kRangeGroup + 1;
   if (group_bounds_.size() >= groups) return;
-  run_bounds_.resize(groups * kRangeGroup);
+  run_bounds_.resize(std::size_t{groups} * kRangeGroup);
   group_bounds_.resize(groups);  // last: it says whether there is room
 }
 
