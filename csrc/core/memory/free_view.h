@@ -197,7 +197,6 @@ class FreeView {
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
-  void ResizePages(uint32_t pages);
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function) const;
   void SetWhole(PageId begin, PageId end, bool whole);
@@ -220,8 +219,8 @@ class FreeView {
   std::vector<uint32_t> group_bounds_;  // the largest of kRangeGroup ranges
   std::vector<FreeRun> runs_;           // what Runs() returned last
   FreeHandles handles_;
-  std::vector<Offer>
-      offers_;        // by a handle's first page, but where one of its pages is in changed_
+  // By a handle's first page, but where one of its pages is in changed_.
+  std::vector<Offer> offers_;
   IndexSet changed_;  // pages
   IndexSet filled_bins_;
   std::vector<NodeId> bins_;  // see BinOf(): the newest chain
