@@ -48,10 +48,11 @@ def executed() -> dict[str, int]:
     for data in BUILD.rglob("*.gcda"):
         report = subprocess.check_output(["gcov", "--json-format", "--stdout", data])
         for document in report.splitlines():
-            for file in json.loads(document)["files"]:
-                lines[file["file"]] |= {
-                    line["line_number"] for line in file["lines"] if line["count"]
-                }
+            told = json.loads(document)
+            for file in told["files"]:
+                # A compiler cache may have made the path relative.
+                name = os.path.normpath(Path(told["current_working_directory"], file["file"]))
+                lines[name] |= {line["line_number"] for line in file["lines"] if line["count"]}
     counts = {}
     for name, ran in lines.items():
         path = Path(name)

@@ -1,4 +1,3 @@
-
 #include "core/driver.h"
 
 namespace cgp {

@@ -183,10 +183,9 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
 // The best fit. Of several streams the one among the first few that the fewest may take: what a
 // stream takes of the others' they may not get back before the capture ends.
 std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) const {
-  if (!several_streams()) return view.BestFit(length);
   std::optional<NodeId> best;
   std::ptrdiff_t least = 0;
-  int left = kChainsLookedAt;
+  int left = several_streams() ? kChainsLookedAt : 1;
   view.ForEachFit(length, [&](NodeId chain) {
     const std::ptrdiff_t takers = memory_.bytes().CountTakers(chain);
     if (!best || takers < least) {

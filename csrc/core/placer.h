@@ -12,7 +12,6 @@
 #include "core/base/units.h"
 #include "core/driver.h"
 #include "core/memory/free_view.h"
-#include "core/memory/live_block.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 #include "core/placement/known_places.h"

@@ -27,7 +27,6 @@
 #include "core/base/block.h"
 #include "core/base/units.h"
 #include "core/driver.h"
-#include "core/memory/live_block.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 #include "core/placer.h"
@@ -105,7 +104,9 @@ class Pool {
   //   page_mappings <= max(512, 2 * left) + those of the allocation that is under way
   // It may be called in eager scopes only, with the device idle. Errors of the driver as
   // GiveBack().
-  bool HasStaleMappings() const;
+  bool HasStaleMappings() const {
+    return memory_.scope() == ScopeKind::kEager && ranges_.mapping_count() > mapping_limit_;
+  }
   void UnmapStale();
 
   // Repeats Driver::SetAccess() for all that is mapped: a peer was added.

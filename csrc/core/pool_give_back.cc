@@ -42,10 +42,6 @@ void Pool::GiveBack() {
   if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
 }
 
-bool Pool::HasStaleMappings() const {
-  return memory_.scope() == ScopeKind::kEager && ranges_.mapping_count() > mapping_limit_;
-}
-
 void Pool::UnmapStale() {
   CGP_CHECK(memory_.scope() == ScopeKind::kEager);
   std::vector<bool> keep = SlotsInUse();

@@ -22,7 +22,6 @@
 
 #include "core/driver.h"
 #include "core/pool_values.h"
-#include "core/usage.h"
 
 namespace cgp {
 

@@ -37,22 +37,22 @@ class IndexSet {
   }
 
   // All of [begin, end) become members, or none of them. Returns how many were not so before.
-  uint32_t InsertRange(uint32_t begin, uint32_t end) {
+  uint32_t SetRange(uint32_t begin, uint32_t end, bool members) {
     uint32_t changed = 0;
-    ForEachWord(begin, end, [&](uint32_t w, uint64_t bits) {
-      changed += static_cast<uint32_t>(std::popcount(bits & ~words_[w]));
-      words_[w] |= bits;
-      filled_[w / 64] |= Bit(w);
-    });
-    return changed;
-  }
-  uint32_t EraseRange(uint32_t begin, uint32_t end) {
-    uint32_t changed = 0;
-    ForEachWord(begin, end, [&](uint32_t w, uint64_t bits) {
-      changed += static_cast<uint32_t>(std::popcount(bits & words_[w]));
-      words_[w] &= ~bits;
-      if (words_[w] == 0) filled_[w / 64] &= ~Bit(w);
-    });
+    while (begin < end) {
+      const uint32_t w = begin / 64;
+      const uint32_t stop = std::min(end, (w + 1) * 64);
+      const uint64_t bits = ~uint64_t{0} >> (64 - (stop - begin)) << (begin % 64);
+      const uint64_t before = words_[w];
+      const uint64_t after = words_[w] = members ? before | bits : before & ~bits;
+      changed += static_cast<uint32_t>(std::popcount(before ^ after));
+      if (members) {
+        filled_[w / 64] |= Bit(w);
+      } else if (after == 0) {
+        filled_[w / 64] &= ~Bit(w);
+      }
+      begin = stop;
+    }
     return changed;
   }
 
@@ -115,16 +115,6 @@ class IndexSet {
  private:
   static constexpr uint64_t Bit(uint32_t i) { return uint64_t{1} << (i % 64); }
   static constexpr uint32_t Words(uint32_t limit) { return limit / 64 + (limit % 64 != 0 ? 1 : 0); }
-
-  // Calls function(word, bits) for each word that holds some of [begin, end).
-  template <typename Function>
-  static void ForEachWord(uint32_t begin, uint32_t end, Function&& function) {
-    while (begin < end) {
-      const uint32_t stop = std::min(end, (begin / 64 + 1) * 64);
-      function(begin / 64, ~uint64_t{0} >> (64 - (stop - begin)) << (begin % 64));
-      begin = stop;
-    }
-  }
 
   // invariant: bit w of filled_ is set  <=>  words_[w] != 0.
   std::vector<uint64_t> words_;

@@ -71,7 +71,7 @@ TEST(IndexSet, RunsOfMembersAreFoundFromBothEnds) {
     EXPECT_EQ(set.LastRun(from, limit), run) << from << " to " << limit;
   };
   for (const auto& [begin, end] : {std::pair(0U, 1U), {3U, 64U}, {65U, 128U}, {130U, 270U}}) {
-    set.InsertRange(begin, end);
+    set.SetRange(begin, end, true);
     for (uint32_t from = 0; from < 300; from += 7) {
       for (uint32_t limit = from; limit <= 300; ++limit) expect_like_model(from, limit);
     }
@@ -134,10 +134,10 @@ TEST_P(IndexSetOfSize, RangesAgainstStdSet) {
     const std::size_t before = model.size();
     if (random() % 2 == 0) {
       for (uint32_t i = begin; i < end; ++i) model.insert(i);
-      ASSERT_EQ(set.InsertRange(begin, end), model.size() - before);
+      ASSERT_EQ(set.SetRange(begin, end, true), model.size() - before);
     } else {
       model.erase(model.lower_bound(begin), model.lower_bound(end));
-      ASSERT_EQ(set.EraseRange(begin, end), before - model.size());
+      ASSERT_EQ(set.SetRange(begin, end, false), before - model.size());
     }
     ASSERT_EQ(Members(set), Members(model)) << "step " << step;
   }

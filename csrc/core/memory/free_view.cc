@@ -1,6 +1,8 @@
 #include "core/memory/free_view.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <span>
 
 #include "core/base/error.h"
 
@@ -20,7 +22,7 @@ void Replace(Set& set, PageId handle, uint32_t& known, uint32_t now) {
 }  // namespace
 
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
-    : space_(space), ranges_(ranges), stream_(stream), own_(own), runs_(ranges) {
+    : space_(space), ranges_(ranges), stream_(stream), own_(own) {
   SetPasses(FenceId::kOpen, true);
   SetPasses(own, true);
   const auto bins = static_cast<uint32_t>(2 * space.page_size().count());
@@ -40,12 +42,14 @@ void FreeView::Rebuild() {
   filled_bins_.Clear();
   whole_pages_.Clear();
   whole_page_count_ = 0;
-  ResizePages(space_.page_count());
+  free_slots_.Clear();
+  std::ranges::fill(run_bounds_, 0);
+  std::ranges::fill(group_bounds_, 0);
+  MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
   handles_ = {};
   std::ranges::fill(offers_, Offer{});
   changed_.Clear();
-  changed_.InsertRange(0, space_.page_count());
-  runs_.Clear();
+  changed_.SetRange(0, space_.page_count(), true);
   for (PageId page{0}; Index(page) < space_.page_count();) {
     const NodeId first = space_.first(page);
     const PageId end = space_.end(first);
@@ -75,7 +79,7 @@ void FreeView::UnindexPages(PageId begin, PageId end) {
     const NodeId first = space_.first(begin);
     const PageId stop = std::min(end, space_.end(first));
     if (space_.IsOfWholePages(first)) {
-      ClearPages(begin, stop);
+      SetWhole(begin, stop, false);
     } else {
       UnindexNodes(begin, first, space_.last(begin));
     }
@@ -83,50 +87,106 @@ void FreeView::UnindexPages(PageId begin, PageId end) {
   }
 }
 
-void FreeView::IndexPages(PageId begin, PageId end) {
-  whole_page_count_ += whole_pages_.InsertRange(Index(begin), Index(end));
-  changed_.InsertRange(Index(begin), Index(end));
-  runs_.SetFree(begin, end);
+// All of the pages become whole, or none of them is any more. O(rows of them (RangeTable::RowEnd()),
+// and words of the slots that show them).
+void FreeView::SetWhole(PageId begin, PageId end, bool whole) {
+  const uint32_t changed = whole_pages_.SetRange(Index(begin), Index(end), whole);
+  if (changed == 0) return;
+  whole_page_count_ += whole ? changed : 0 - changed;
+  changed_.SetRange(Index(begin), Index(end), true);
+  while (begin < end) {
+    const PageId stop = std::min(end, ranges_.RowEnd(begin));
+    for (const SlotId slot : ranges_.slots_of(begin)) {
+      free_slots_.SetRange(Index(slot), Index(slot) + (Index(stop) - Index(begin)), whole);
+      if (whole) RaiseBound(slot);
+    }
+    begin = stop;
+  }
 }
 
-void FreeView::ClearPages(PageId begin, PageId end) {
-  const uint32_t cleared = whole_pages_.EraseRange(Index(begin), Index(end));
-  if (cleared == 0) return;
-  whole_page_count_ -= cleared;
-  changed_.InsertRange(Index(begin), Index(end));
-  runs_.SetTaken(begin, end);
+void FreeView::RaiseBound(SlotId slot) {
+  const RangeId range = ranges_.range_of(slot);
+  SetBound(range, ranges_.range(range).mapped());
+}
+
+void FreeView::SetBound(RangeId range, uint32_t bound) {
+  const uint32_t before = run_bounds_[Index(range)];
+  if (before == bound) return;
+  run_bounds_[Index(range)] = bound;
+  const uint32_t group = Index(range) / kRangeGroup;
+  if (bound >= group_bounds_[group]) {
+    group_bounds_[group] = bound;
+  } else if (before == group_bounds_[group]) {
+    group_bounds_[group] = MostInGroup(group);
+  }
+}
+
+uint32_t FreeView::MostInGroup(uint32_t group) const {
+  return std::ranges::max(
+      std::span(run_bounds_).subspan(std::size_t{group} * kRangeGroup, kRangeGroup));
 }
 
 void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
-  runs_.Grow();
-  ResizePages(space_.page_count());
+  MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
   for (uint32_t i = 0; i < count; ++i) {
-    const SlotId slot{Index(first) + i};
+    const SlotId slot = first + i;
     const PageId page = ranges_.page_at(slot);
-    if (Index(page) < old_page_count && IsWhole(page)) runs_.SetFree(slot);
+    if (Index(page) >= old_page_count || !IsWhole(page)) continue;
+    free_slots_.Insert(Index(slot));
+    RaiseBound(slot);
   }
   IndexPages(PageId{old_page_count}, PageId{space_.page_count()});
 }
 
 void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
   MakeRoomForNodes();
-  ResizePages(space_.page_count() + more_pages);
-  runs_.MakeRoom(slots, ranges);
-}
-
-void FreeView::ResizePages(uint32_t pages) {
+  const uint32_t pages = space_.page_count() + more_pages;
   whole_pages_.Resize(pages);
   changed_.Resize(pages);
   if (offers_.size() < pages) offers_.resize(pages);
+  free_slots_.Resize(slots);
+  const uint32_t groups = ranges / kRangeGroup + 1;
+  if (group_bounds_.size() >= groups) return;
+  run_bounds_.resize(std::size_t{groups} * kRangeGroup);
+  group_bounds_.resize(groups);  // last: it says whether there is room
 }
 
-std::optional<NodeId> FreeView::BestFit(Granules length) const {
-  std::optional<NodeId> best;
-  ForEachFit(length, [&](NodeId chain) {
-    best = chain;
-    return false;
-  });
-  return best;
+std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) const {
+  for (uint32_t range = Index(from); range < ranges_.range_count();) {
+    if (group_bounds_[range / kRangeGroup] < pages) {
+      range = (range / kRangeGroup + 1) * kRangeGroup;
+    } else if (run_bounds_[range] < pages) {
+      ++range;
+    } else {
+      return RangeId{range};
+    }
+  }
+  return std::nullopt;
+}
+
+const std::vector<FreeRun>& FreeView::Runs(RangeId id) {
+  const RangeTable::Range& range = ranges_.range(id);
+  const uint32_t limit = Index(range.end());
+  runs_.clear();
+  uint32_t longest = 0;
+  for (auto slot = free_slots_.Next(Index(range.begin())); slot && *slot < limit;) {
+    const uint32_t end = free_slots_.NextMissing(*slot, limit);
+    runs_.push_back({SlotId{*slot}, end - *slot});
+    longest = std::max(longest, end - *slot);
+    slot = free_slots_.Next(end);
+  }
+  SetBound(id, longest);
+  return runs_;
+}
+
+uint32_t FreeView::FreeAtFront(RangeId id) const {
+  const RangeTable::Range& range = ranges_.range(id);
+  return free_slots_.NextMissing(Index(range.begin()), Index(range.end())) - Index(range.begin());
+}
+
+uint32_t FreeView::FreeAtBack(RangeId id) const {
+  const RangeTable::Range& range = ranges_.range(id);
+  return Index(range.end()) - free_slots_.LastRun(Index(range.begin()), Index(range.end()));
 }
 
 std::optional<PageId> FreeView::NextWhole(PageId from) const {
@@ -225,7 +285,7 @@ void FreeView::LinkChain(PageId page, NodeId start, uint32_t length) {
 
 void FreeView::UnlinkChain(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
-    ClearPages(page, page + 1);
+    SetWhole(page, page + 1, false);
     return;
   }
   changed_.Insert(Index(page));
@@ -270,8 +330,23 @@ void FreeView::Check() const {
     }
   }
   CGP_CHECK(chains == 0);
-  runs_.Check([this](PageId page) { return IsWhole(page); });
+  CheckRuns();
   CheckHandles();
+}
+
+void FreeView::CheckRuns() const {
+  for (RangeId id{0}; Index(id) < ranges_.range_count(); ++id) {
+    const RangeTable::Range& range = ranges_.range(id);
+    uint32_t run = 0;
+    for (SlotId slot = range.first; slot < range.first + range.capacity; ++slot) {
+      const bool mapped = slot >= range.begin() && slot < range.end();
+      const bool free = free_slots_.Contains(Index(slot));
+      CGP_CHECK(free == (mapped && IsWhole(ranges_.page_at(slot))));
+      run = free ? run + 1 : 0;
+      CGP_CHECK(run <= run_bounds_[Index(id)]);
+    }
+    CGP_CHECK(group_bounds_[Index(id) / kRangeGroup] == MostInGroup(Index(id) / kRangeGroup));
+  }
 }
 
 const FreeHandles& FreeView::Handles() {
@@ -282,7 +357,7 @@ const FreeHandles& FreeView::Handles() {
     Replace(handles_.heads, handle, known.head, now.head);
     Replace(handles_.tails, handle, known.tail, now.tail);
     Replace(handles_.wholes, handle, known.whole, now.whole);
-    changed_.EraseRange(Index(handle), Index(ranges_.handle_end(handle)));
+    changed_.SetRange(Index(handle), Index(ranges_.handle_end(handle)), false);
   }
   return handles_;
 }

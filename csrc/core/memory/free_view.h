@@ -7,9 +7,19 @@
 //     page   |  used  | open | fence 2 | fence 3 | open |
 //                     [--- chain ------]         [chain]    as the owner of fence 2 sees it
 //
-// A chain that covers its page makes the page *whole*; whole pages are in whole_pages() and in
-// runs(), all other chains in bins by their length, for an exact best fit. Everything here is
-// derived from the PageSpace and the RangeTable and can be rebuilt from them.
+// A chain that covers its page makes the page *whole*, and free every slot that shows the page; all
+// other chains are in bins by their length, for an exact best fit. Everything here is derived from
+// the PageSpace and the RangeTable and can be rebuilt from them.
+//
+// A page that becomes whole, or no longer is, flips one bit for each slot that shows it, which is
+// cheap. How long a range's longest run of free slots has become is worked out only when a search
+// comes by. Until then the range has an upper bound:
+//
+//     run_bounds_[r] >= length of the longest run of free slots in r (invariant)
+//
+// Taking a page leaves it valid, freeing one raises it to the range's whole length, looking at the
+// range makes it exact. So each time a search looks at a range in vain, an earlier free has paid
+// for it.
 //
 // What the handles have to offer is looked at when somebody asks, of those in which something has
 // changed: O(log n) for each.
@@ -26,7 +36,6 @@
 #include "core/driver.h"
 #include "core/memory/page_space.h"
 #include "core/memory/range_table.h"
-#include "core/memory/run_index.h"
 
 namespace cgp {
 
@@ -57,6 +66,14 @@ struct FreeHandles {
   std::set<Edge> heads;
   std::set<Edge> tails;
   std::set<WholeHandle> wholes;
+};
+
+// Consecutive mapped slots of one range whose pages are whole; maximal: its neighbours' are not.
+struct FreeRun {
+  SlotId begin{};
+  uint32_t length = 0;
+
+  SlotId end() const { return begin + length; }
 };
 
 class FreeView {
@@ -108,7 +125,7 @@ class FreeView {
   // a bit for each slot that shows them.
   void UnindexPages(PageId begin, PageId end);
   // Whole pages that the stream may take: indexes them.
-  void IndexPages(PageId begin, PageId end);
+  void IndexPages(PageId begin, PageId end) { SetWhole(begin, end, true); }
 
   // Pages were added or mapped: indexes them. `first` is the first of `count` new slots; pages from
   // `old_page_count` on are new.
@@ -119,10 +136,12 @@ class FreeView {
   // others.
   template <typename Function>
   void ForEachFit(Granules length, Function&& function) const;
-  // The first of these.
-  std::optional<NodeId> BestFit(Granules length) const;
 
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
+  // Whether all of [begin, end) are.
+  bool AreWhole(PageId begin, PageId end) const {
+    return whole_pages_.NextMissing(Index(begin), Index(end)) >= Index(end);
+  }
   uint32_t whole_page_count() const { return whole_page_count_; }
   // The first whole page numbered at least `from`.
   std::optional<PageId> NextWhole(PageId from) const;
@@ -139,14 +158,24 @@ class FreeView {
   // many nodes it is not said to: who asks has other places.
   bool IsFree(PageId page, Granules offset, Granules length) const;
 
-  RunIndex& runs() { return runs_; }
-  const RunIndex& runs() const { return runs_; }
+  // The oldest range, numbered at least `from`, that may hold a run of at least `pages`.
+  std::optional<RangeId> OldestMayHold(uint32_t pages, RangeId from) const;
+  // The runs of the range in the order of addresses; makes the range's bound exact.
+  const std::vector<FreeRun>& Runs(RangeId range);
+  // The lengths of the runs that touch the range's front and back.
+  uint32_t FreeAtFront(RangeId range) const;
+  uint32_t FreeAtBack(RangeId range) const;
+  // Whether all slots of [begin, end) are free. O(words of them).
+  bool AllFree(SlotId begin, SlotId end) const {
+    return free_slots_.NextMissing(Index(begin), Index(end)) >= Index(end);
+  }
 
   // Recomputes the index and compares; throws InternalError.
   void Check() const;
 
  private:
   static constexpr uint32_t kMostNodes = 64;  // looked at
+  static constexpr uint32_t kRangeGroup = 64;
 
   struct Link {
     NodeId prev = NodeId::kNone;
@@ -163,14 +192,17 @@ class FreeView {
 
   bool Available(NodeId id) const { return Passes(space_.node(id).fence); }
   Offer OfferOf(PageId handle) const;
+  void CheckRuns() const;
   void CheckHandles() const;
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
-  void ResizePages(uint32_t pages);
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function) const;
-  void ClearPages(PageId begin, PageId end);
+  void SetWhole(PageId begin, PageId end, bool whole);
+  void SetBound(RangeId range, uint32_t bound);
+  uint32_t MostInGroup(uint32_t group) const;
+  void RaiseBound(SlotId slot);
   uint32_t BinOf(PageId page, uint32_t length) const;
   void LinkChain(PageId page, NodeId start, uint32_t length);
   void UnlinkChain(PageId page, NodeId start, uint32_t length);
@@ -180,12 +212,15 @@ class FreeView {
   StreamId stream_{};
   FenceId own_ = FenceId::kOpen;
   std::vector<uint8_t> passes_;  // by FenceId
-  RunIndex runs_;
   IndexSet whole_pages_;
   uint32_t whole_page_count_ = 0;
+  IndexSet free_slots_;                 // none where nothing is mapped
+  std::vector<uint32_t> run_bounds_;    // by range; with 0 up to a whole group
+  std::vector<uint32_t> group_bounds_;  // the largest of kRangeGroup ranges
+  std::vector<FreeRun> runs_;           // what Runs() returned last
   FreeHandles handles_;
-  std::vector<Offer>
-      offers_;        // by a handle's first page, but where one of its pages is in changed_
+  // By a handle's first page, but where one of its pages is in changed_.
+  std::vector<Offer> offers_;
   IndexSet changed_;  // pages
   IndexSet filled_bins_;
   std::vector<NodeId> bins_;  // see BinOf(): the newest chain

@@ -71,7 +71,8 @@ NodeId PageSpace::Give(NodeId used, FenceId fence) {
 }
 
 void PageSpace::OpenFence(FenceId fence) {
-  while (HasBehind(fence)) {
+  if (Index(fence) >= behind_.size()) return;
+  while (behind_[Index(fence)] != NodeId::kNone) {
     const NodeId id = behind_[Index(fence)];
     SetFence(id, FenceId::kOpen);
     Join(id);

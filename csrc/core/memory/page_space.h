@@ -85,11 +85,7 @@ class PageSpace {
   bool holds_large(PageId page) const { return large_pieces(page) > 0; }
   void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }
   void DropLargePiece(PageId page) { --pages_[Index(page)].large_pieces; }
-  // Whether there is a free node behind the fence. pre: not kOpen.
-  bool HasBehind(FenceId fence) const {
-    return Index(fence) < behind_.size() && behind_[Index(fence)] != NodeId::kNone;
-  }
-  // Calls function(node) for each of them, in no order.
+  // Calls function(node) for each free node behind the fence, in no order. pre: not kOpen.
   template <typename Function>
   void ForEachBehind(FenceId fence, Function&& function) const {
     if (Index(fence) >= behind_.size()) return;

@@ -119,7 +119,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   for (const PageId handle : handles) {
     const uint32_t end = Index(handle_end(handle));
     NoteRow(Index(handle));
-    row_begins_.EraseRange(Index(handle) + 1, end);
+    row_begins_.SetRange(Index(handle) + 1, end, false);
     if (end < page_count()) NoteRow(end);
   }
   (plan.at_front ? range.mapped_begin : range.mapped_end) = plan.at_front ? begin : begin + count;
@@ -213,13 +213,7 @@ bool RangeTable::BeginsRow(uint32_t page) const {
   return !std::ranges::equal(pages_[page - 1].slots, pages_[page].slots, beside);
 }
 
-void RangeTable::NoteRow(uint32_t page) {
-  if (BeginsRow(page)) {
-    row_begins_.Insert(page);
-  } else {
-    row_begins_.Erase(page);
-  }
-}
+void RangeTable::NoteRow(uint32_t page) { row_begins_.SetRange(page, page + 1, BeginsRow(page)); }
 
 std::optional<RangeId> RangeTable::NewestWithRoom(uint32_t pages) const {
   if (page_count() == 0) return std::nullopt;
@@ -230,11 +224,6 @@ std::optional<RangeId> RangeTable::NewestWithRoom(uint32_t pages) const {
 bool RangeTable::Shows(RangeId range, PageId page) const {
   const auto slot = std::ranges::lower_bound(slots_of(page), ranges_[Index(range)].first);
   return slot != slots_of(page).end() && range_of(*slot) == range;
-}
-
-Address RangeTable::AddressOf(SlotId slot, Granules offset) const {
-  const Range& home = range(range_of(slot));
-  return home.address + (Index(slot) - Index(home.first)) * page_bytes_ + offset.bytes();
 }
 
 void RangeTable::Check() const {

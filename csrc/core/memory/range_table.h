@@ -132,7 +132,11 @@ class RangeTable {
   uint32_t MostSlotsAfterShrink() const;
   uint32_t MostRangesAfterShrink() const { return static_cast<uint32_t>(mapping_count_); }
   // What the pool still has of handles that the driver failed to take back, or to unmap.
-  uint64_t unreleased_pages() const;
+  uint64_t unreleased_pages() const {
+    uint64_t pages = 0;
+    for (const PhysicalHandle& handle : unreleased_) pages += handle.pages;
+    return pages;
+  }
   uint32_t unreleased_handles() const { return static_cast<uint32_t>(unreleased_.size()); }
   // Whether the driver failed to take back something that is mapped for nobody.
   bool has_remains() const;
@@ -180,7 +184,10 @@ class RangeTable {
   // How many pages the plan maps.
   uint32_t PagesOf(const MappingPlan& plan) const;
 
-  Address AddressOf(SlotId slot, Granules offset) const;
+  Address AddressOf(SlotId slot, Granules offset) const {
+    const Range& home = range(range_of(slot));
+    return home.address + (Index(slot) - Index(home.first)) * page_bytes_ + offset.bytes();
+  }
 
   // Recomputes the invariants; throws InternalError.
   void Check() const;

@@ -177,12 +177,6 @@ bool RangeTable::has_remains() const {
          std::ranges::any_of(reservations_, [](const auto& one) { return one.ranges == 0; });
 }
 
-uint64_t RangeTable::unreleased_pages() const {
-  uint64_t pages = 0;
-  for (const PhysicalHandle& handle : unreleased_) pages += handle.pages;
-  return pages;
-}
-
 void RangeTable::UnpinAll() {
   for (Range& range : ranges_) range.pinned = false;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/memory/free_view_test_fit.h"
 #include "testing/host_driver.h"
 
 namespace cgp {
@@ -70,7 +71,7 @@ TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
   RemoveStreams();
   EXPECT_EQ(bytes_.stream_count(), 0u);
   EXPECT_EQ(second->whole_page_count(), 0u);
-  EXPECT_EQ(second->BestFit(kPageSize - Granules(3)), bytes_.space().last(PageId{1}));
+  EXPECT_EQ(BestFit(*second, kPageSize - Granules(3)), bytes_.space().last(PageId{1}));
 
   TakeAndGive(first + 1, kPageSize - Granules(1), FenceId::kOpen);  // while they rest
   EXPECT_EQ(bytes_.AddView(kB, kFenceB).whole_page_count(), 3u);

@@ -17,15 +17,6 @@ constexpr int kEdgeSearches = 64;
 // In how many ranges a block looks for the place that other streams could use least.
 constexpr int kRangesForTakers = 8;
 
-// Whether the stream may take all pages of the handle that begins there.
-bool IsWholeHandle(const FreeView& view, PageId handle) {
-  const PageId end = view.ranges().handle_end(handle);
-  for (PageId page = handle; page != end; ++page) {
-    if (!view.IsWhole(page)) return false;
-  }
-  return true;
-}
-
 // Where in a run a block may go, and what it costs there.
 struct Choice {
   uint64_t start = 0;   // in granules, counted through all slots
@@ -47,7 +38,7 @@ std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
   const uint64_t page = view.page_size().count();
   const RangeTable::Range& range = ranges.range(id);
   std::optional<Choice> best;
-  for (const FreeRun& run : view.runs().Runs(id)) {
+  for (const FreeRun& run : view.Runs(id)) {
     if (run.length < length / page) continue;
     const uint64_t first = Index(run.begin) * page;
     const uint64_t last = Index(run.end()) * page;
@@ -94,7 +85,7 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
   if (behind_full + (tail > 0 ? 1 : 0) > Index(range.end())) return std::nullopt;
 
   const auto slot = [](uint64_t index) { return SlotId{static_cast<uint32_t>(index)}; };
-  if (!view.runs().AllFree(slot(first_full), slot(behind_full))) return std::nullopt;
+  if (!view.AllFree(slot(first_full), slot(behind_full))) return std::nullopt;
   uint64_t whole = full;
   const auto take_part = [&](SlotId of, uint64_t from, uint64_t part) {
     if (part == 0) return true;
@@ -124,7 +115,7 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
   std::optional<Choice> best;
   while (!best || ranges_left > 0) {
     --ranges_left;
-    const std::optional<RangeId> id = view.runs().OldestMayHold(threshold, from);
+    const std::optional<RangeId> id = view.OldestMayHold(threshold, from);
     if (!id) break;
     const auto choice = ChooseInRange(view, length.count(), *id, most_whole, takers);
     if (choice && (!best || choice->BetterThan(*best))) best = choice;
@@ -146,7 +137,7 @@ std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId ra
 Granules FreeAtEnd(const FreeView& view, RangeId id, bool at_front) {
   const RangeTable& ranges = view.ranges();
   const RangeTable::Range& range = ranges.range(id);
-  const uint32_t slots = at_front ? view.runs().FreeAtFront(id) : view.runs().FreeAtBack(id);
+  const uint32_t slots = at_front ? view.FreeAtFront(id) : view.FreeAtBack(id);
   const Granules whole = view.page_size() * slots;
   if (slots == range.mapped()) return whole;
   return whole + (at_front ? view.Head(ranges.page_at(range.begin() + slots))
@@ -160,16 +151,16 @@ std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& tak
   std::tuple<uint32_t, uint32_t, std::size_t> least;
   int left = kPagesLookedAt;
   for (auto page = view.NextWhole(PageId{0}); page && left > 0; --left) {
-    const PageId handle = ranges.handle_begin(*page);
+    const PageId end = ranges.handle_end(*page);
     const uint32_t pages = ranges.handle_pages(*page);
-    const bool breaks = pages > 1 && IsWholeHandle(view, handle);
+    const bool breaks = pages > 1 && view.AreWhole(ranges.handle_begin(*page), end);
     const std::tuple harm{breaks ? pages : 0, takers ? takers(*page) : 0,
                           ranges.slots_of(*page).size()};
     if (!best || harm < least) {
       best = page;
       least = harm;
     }
-    page = view.NextWhole(breaks ? ranges.handle_end(handle) : *page + 1);
+    page = view.NextWhole(breaks ? end : *page + 1);
   }
   return best;
 }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/memory/free_view_test_fit.h"
 #include "core/placement/growth.h"
 #include "core/placement/placement.h"
 #include "core/placement/placement_test_pool.h"
@@ -127,7 +128,7 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
   void ExpectPlanKeepsTheRules(uint64_t length, Slack slack);
 
   bool FitsInOnePage(uint64_t length) const {
-    return length < kP && view_.BestFit(Granules(length));
+    return length < kP && BestFit(view_, Granules(length));
   }
 
   void ExpectFitsAsBruteForce(uint64_t length) const {

@@ -68,7 +68,7 @@ TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
   for (int i = 0; i < 100; ++i) MapNew({"....", "xxxx"});
   const SlotId exact = MapNew({"xxx.", "....", "xxxx"});
   const SlotId roomy = MapNew({"....", "....", "xxxx"});
-  for (uint32_t r = 0; r < ranges_.range_count(); ++r) view_.runs().Runs(RangeId{r});
+  for (uint32_t r = 0; r < ranges_.range_count(); ++r) view_.Runs(RangeId{r});
   const auto found = Find(5, Slack::kOnePage);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->slot, roomy) << "the exact one at slot " << Index(exact) << " is passed over";

@@ -1,4 +1,4 @@
-#include "core/usage.h"
+#include "core/pool_values.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,3 @@
-#include "core/memory/run_index.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "core/memory/free_view.h"
 #include "testing/host_driver.h"
 
 namespace cgp {
@@ -15,29 +14,23 @@ namespace {
 
 constexpr PageId kNew = MappingPlan::kNewPage;
 
-// A table of pages and an index over it, with a bool per page beside them.
-class RunIndexTest : public ::testing::Test {
+// Pages, a view of them, and a bool for each page beside them.
+class FreeViewRunsTest : public ::testing::Test {
  protected:
   void TearDown() override { Check(); }
 
   void Check() const {
-    ASSERT_NO_THROW(index_.Check([this](PageId page) { return free_[Index(page)]; }));
+    ASSERT_NO_THROW(view_.Check());
+    for (uint32_t p = 0; p < free_.size(); ++p) ASSERT_EQ(view_.IsWhole(PageId{p}), free_[p]);
   }
 
-  // Maps the pages and learns of it as a view does; new pages are free.
   SlotId Map(const MappingPlan& plan) {
+    const auto old_pages = static_cast<uint32_t>(free_.size());
     const SlotId first = table_.Map(plan);
-    index_.Grow();
-    for (uint32_t i = 0; i < table_.PagesOf(plan); ++i) {
-      const SlotId slot{Index(first) + i};
-      const PageId page = table_.page_at(slot);
-      if (Index(page) >= free_.size()) {
-        free_.push_back(true);
-        index_.SetFree(page, PageId{Index(page) + 1});
-      } else if (free_[Index(page)]) {
-        index_.SetFree(slot);
-      }
-    }
+    while (space_.page_count() < table_.page_count()) space_.AddPage();
+    free_.resize(space_.page_count(), true);
+    nodes_.resize(space_.page_count());
+    view_.IndexMapping(first, table_.PagesOf(plan), old_pages);
     return first;
   }
   SlotId MapNew(uint32_t pages) {
@@ -46,8 +39,18 @@ class RunIndexTest : public ::testing::Test {
 
   void SetFree(PageId page, bool free) { SetFree(page, PageId{Index(page) + 1}, free); }
   void SetFree(PageId begin, PageId end, bool free) {
-    std::fill(free_.begin() + Index(begin), free_.begin() + Index(end), free);
-    free ? index_.SetFree(begin, end) : index_.SetTaken(begin, end);
+    if (!free) view_.UnindexPages(begin, end);
+    for (PageId page = begin; page < end; ++page) {
+      if (free_[Index(page)] == free) continue;
+      free_[Index(page)] = free;
+      NodeId& node = nodes_[Index(page)];
+      if (free) {
+        space_.Give(node, FenceId::kOpen);
+      } else {
+        node = space_.Take(space_.first(page), page, Granules(0), space_.page_size());
+      }
+    }
+    if (free) view_.IndexPages(begin, end);
   }
 
   RangeId newest() const { return RangeId{table_.range_count()}; }
@@ -76,7 +79,7 @@ class RunIndexTest : public ::testing::Test {
 
   std::vector<std::pair<uint32_t, uint32_t>> Runs(uint32_t r) {
     std::vector<std::pair<uint32_t, uint32_t>> runs;
-    for (const FreeRun& run : index_.Runs(RangeId{r})) {
+    for (const FreeRun& run : view_.Runs(RangeId{r})) {
       runs.emplace_back(Index(run.begin), run.length);
       EXPECT_EQ(Index(run.end()), Index(run.begin) + run.length);
     }
@@ -89,14 +92,14 @@ class RunIndexTest : public ::testing::Test {
     while (front < range.mapped() && IsFree(Index(range.begin()) + front)) ++front;
     uint32_t back = 0;
     while (back < range.mapped() && IsFree(Index(range.end()) - 1 - back)) ++back;
-    ASSERT_EQ(index_.FreeAtFront(RangeId{r}), front);
-    ASSERT_EQ(index_.FreeAtBack(RangeId{r}), back);
+    ASSERT_EQ(view_.FreeAtFront(RangeId{r}), front);
+    ASSERT_EQ(view_.FreeAtBack(RangeId{r}), back);
   }
 
   // OldestMayHold() passes over no range that holds such a run; with exact bounds it finds the
   // oldest that does.
   void ExpectOldest(uint32_t pages, uint32_t from, bool exact) const {
-    const auto found = index_.OldestMayHold(pages, RangeId{from});
+    const auto found = view_.OldestMayHold(pages, RangeId{from});
     const uint32_t behind = found ? Index(*found) : table_.range_count();
     ASSERT_LE(behind, table_.range_count());
     for (uint32_t r = from; r < behind; ++r) {
@@ -112,31 +115,32 @@ class RunIndexTest : public ::testing::Test {
 
   HostDriver driver_{{.granularity = 2048, .map_memory = false}};
   RangeTable table_{driver_, Granules(4)};
-  RunIndex index_{table_};
+  PageSpace space_{Granules(4)};
+  FreeView view_{space_, table_, StreamId{1}, FenceId{1}};
   std::vector<bool> free_;
+  std::vector<NodeId> nodes_;  // of used pages
 };
 
-TEST_F(RunIndexTest, WithoutRangesFindsNothing) {
-  index_.Grow();
-  EXPECT_EQ(index_.OldestMayHold(1, RangeId{0}), std::nullopt);
-  index_.Clear();
-  EXPECT_EQ(index_.OldestMayHold(1, RangeId{0}), std::nullopt);
+TEST_F(FreeViewRunsTest, WithoutRangesFindsNothing) {
+  EXPECT_EQ(view_.OldestMayHold(1, RangeId{0}), std::nullopt);
+  view_.Rebuild();
+  EXPECT_EQ(view_.OldestMayHold(1, RangeId{0}), std::nullopt);
 }
 
-TEST_F(RunIndexTest, RunsAreMaximalAndInTheOrderOfAddresses) {
+TEST_F(FreeViewRunsTest, RunsAreMaximalAndInTheOrderOfAddresses) {
   const uint32_t first = Index(MapNew(6));
   SetFree(PageId{0}, false);
   SetFree(PageId{3}, false);
   EXPECT_EQ(Runs(0), (std::vector<std::pair<uint32_t, uint32_t>>{{first + 1, 2}, {first + 4, 2}}));
-  EXPECT_EQ(index_.FreeAtFront(RangeId{0}), 0u);
-  EXPECT_EQ(index_.FreeAtBack(RangeId{0}), 2u);
+  EXPECT_EQ(view_.FreeAtFront(RangeId{0}), 0u);
+  EXPECT_EQ(view_.FreeAtBack(RangeId{0}), 2u);
 }
 
-TEST_F(RunIndexTest, RunsReachAcrossWords) {
+TEST_F(FreeViewRunsTest, RunsReachAcrossWords) {
   MapNew(200);
   EXPECT_EQ(Runs(0).size(), 1u);
-  EXPECT_EQ(index_.FreeAtFront(RangeId{0}), 200u);
-  EXPECT_EQ(index_.FreeAtBack(RangeId{0}), 200u);
+  EXPECT_EQ(view_.FreeAtFront(RangeId{0}), 200u);
+  EXPECT_EQ(view_.FreeAtBack(RangeId{0}), 200u);
   for (uint32_t taken = 0; taken < 200; ++taken) {
     SetFree(PageId{taken}, false);
     ASSERT_EQ(Runs(0), BruteRuns(0));
@@ -145,40 +149,39 @@ TEST_F(RunIndexTest, RunsReachAcrossWords) {
   }
 }
 
-TEST_F(RunIndexTest, APageIsFreeOrTakenInEveryRangeThatShowsIt) {
+TEST_F(FreeViewRunsTest, APageIsFreeOrTakenInEveryRangeThatShowsIt) {
   MapNew(2);
   Map({.range = {}, .handles = {PageId{1}, PageId{0}}});
   SetFree(PageId{1}, false);
-  EXPECT_EQ(index_.FreeAtFront(RangeId{0}), 1u);
-  EXPECT_EQ(index_.FreeAtBack(RangeId{0}), 0u);
-  EXPECT_EQ(index_.FreeAtFront(RangeId{1}), 0u);
-  EXPECT_EQ(index_.FreeAtBack(RangeId{1}), 1u);
+  EXPECT_EQ(view_.FreeAtFront(RangeId{0}), 1u);
+  EXPECT_EQ(view_.FreeAtBack(RangeId{0}), 0u);
+  EXPECT_EQ(view_.FreeAtFront(RangeId{1}), 0u);
+  EXPECT_EQ(view_.FreeAtBack(RangeId{1}), 1u);
 }
 
 // The bound's life: taking leaves it, looking makes it exact, freeing raises it to the whole range.
-TEST_F(RunIndexTest, BoundsAreWorkedOutOnlyWhenLookedAt) {
+TEST_F(FreeViewRunsTest, BoundsAreWorkedOutOnlyWhenLookedAt) {
   MapNew(4);
   SetFree(PageId{1}, false);
-  EXPECT_EQ(index_.OldestMayHold(4, RangeId{0}), RangeId{0}) << "not looked at yet";
-  index_.Runs(RangeId{0});
-  EXPECT_EQ(index_.OldestMayHold(3, RangeId{0}), std::nullopt);
-  EXPECT_EQ(index_.OldestMayHold(2, RangeId{0}), RangeId{0});
+  EXPECT_EQ(view_.OldestMayHold(4, RangeId{0}), RangeId{0}) << "not looked at yet";
+  view_.Runs(RangeId{0});
+  EXPECT_EQ(view_.OldestMayHold(3, RangeId{0}), std::nullopt);
+  EXPECT_EQ(view_.OldestMayHold(2, RangeId{0}), RangeId{0});
   SetFree(PageId{3}, false);
   SetFree(PageId{3}, true);
-  EXPECT_EQ(index_.OldestMayHold(4, RangeId{0}), RangeId{0}) << "what it has become is not known";
-  EXPECT_EQ(index_.OldestMayHold(5, RangeId{0}), std::nullopt) << "it has no more pages than this";
+  EXPECT_EQ(view_.OldestMayHold(4, RangeId{0}), RangeId{0}) << "what it has become is not known";
+  EXPECT_EQ(view_.OldestMayHold(5, RangeId{0}), std::nullopt) << "it has no more pages than this";
 }
 
-TEST_F(RunIndexTest, AnExtendedRangeMayHoldMore) {
+TEST_F(FreeViewRunsTest, AnExtendedRangeMayHoldMore) {
   MapNew(2);
-  EXPECT_EQ(index_.OldestMayHold(3, RangeId{0}), std::nullopt);
+  EXPECT_EQ(view_.OldestMayHold(3, RangeId{0}), std::nullopt);
   Map({.range = RangeId{0}, .at_front = true, .handles = {kNew}});
-  EXPECT_EQ(index_.OldestMayHold(3, RangeId{0}), RangeId{0});
+  EXPECT_EQ(view_.OldestMayHold(3, RangeId{0}), RangeId{0});
   EXPECT_EQ(Runs(0), BruteRuns(0));
 }
 
-// One to nine ranges: the tree of bounds grows past each power of two.
-TEST_F(RunIndexTest, NewestOfManyRanges) {
+TEST_F(FreeViewRunsTest, NewestOfManyRanges) {
   for (uint32_t count = 1; count <= 9; ++count) {
     MapNew(count % 3 + 1);
     for (uint32_t before = 0; before <= count; ++before) {
@@ -190,23 +193,21 @@ TEST_F(RunIndexTest, NewestOfManyRanges) {
   }
 }
 
-TEST_F(RunIndexTest, ClearForgetsEverything) {
+TEST_F(FreeViewRunsTest, RebuildForgetsWhatIsNoLongerSo) {
   MapNew(3);
   MapNew(70);
-  index_.Clear();
+  for (uint32_t page = 0; page < 73; ++page) {
+    nodes_[page] = space_.Take(space_.first(PageId{page}), PageId{page}, Granules(0), Granules(4));
+  }
   std::fill(free_.begin(), free_.end(), false);
-  EXPECT_EQ(index_.OldestMayHold(1, RangeId{0}), std::nullopt);
-  EXPECT_EQ(index_.FreeAtFront(RangeId{1}), 0u);
+  view_.Rebuild();
+  EXPECT_EQ(view_.OldestMayHold(1, RangeId{0}), std::nullopt);
+  EXPECT_EQ(view_.FreeAtFront(RangeId{1}), 0u);
   SetFree(PageId{5}, true);
   EXPECT_EQ(Runs(1), BruteRuns(1));
 }
 
-TEST_F(RunIndexTest, CheckFindsASlotOfTheWrongKind) {
-  MapNew(3);
-  EXPECT_THROW(index_.Check([](PageId page) { return page != PageId{1}; }), InternalError);
-}
-
-TEST_F(RunIndexTest, AgainstBruteForce) {
+TEST_F(FreeViewRunsTest, AgainstBruteForce) {
   std::mt19937 random(5);
   const auto below = [&](std::size_t limit) { return static_cast<uint32_t>(random() % limit); };
   for (int step = 0; step < 3000; ++step) {
