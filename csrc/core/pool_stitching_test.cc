@@ -114,14 +114,14 @@ TEST_F(PoolStitchingTest, NothingIsMappedAnewWhereABlockFits) {
 
 // Far from its peak, a block of two pages and a half finds a free run, and half a page elsewhere.
 
-// The driver's price is per handle: 20 pages are one where a block needs many, and a page is still
+// The driver's price is per handle: 36 pages are one where a block needs many, and a page is still
 // found by the granule.
 TEST_F(PoolStitchingTest, ALargePoolMakesFewHandlesAndStaysExact) {
   pool_.BeginScope(ScopeKind::kCapture);
   const Block large = Allocate(2048 * kPage);
-  EXPECT_EQ(watch_.handles(), 103U);  // of 20 pages, a 100th
-  EXPECT_EQ(watch_.mappings(), 103U);
-  EXPECT_EQ(pool_.Stats().page_mappings, 103U);
+  EXPECT_EQ(watch_.handles(), 57U);  // of 36 pages, a 56th
+  EXPECT_EQ(watch_.mappings(), 57U);
+  EXPECT_EQ(pool_.Stats().page_mappings, 57U);
   EXPECT_EQ(pool_.Stats().pages, 2048U);
   ASSERT_THAT(pool_.Pieces(large.address), SizeIs(2048));
   pool_.Free(large.address);
@@ -224,9 +224,9 @@ TEST_F(PoolStitchingTest, ASmallBlockThatOutlivesALargeOneLiesBesideItsKind) {
 TEST_F(PoolStitchingTest, HandlesGrowWithThePool) {
   pool_.BeginScope(ScopeKind::kCapture);
   for (int i = 0; i < 19; ++i) Allocate(20 * kPage);
-  EXPECT_EQ(watch_.handles(), 265U);
+  EXPECT_EQ(watch_.handles(), 185U);
   Allocate(20 * kPage);
-  EXPECT_EQ(watch_.handles(), 270U);
+  EXPECT_EQ(watch_.handles(), 188U);
 }
 
 TEST_F(PoolStitchingTest, APageStandsInSeveralRangesAndItsRestStaysInUse) {

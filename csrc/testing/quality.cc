@@ -66,7 +66,7 @@ constexpr double kAny = std::numeric_limits<double>::infinity();
 constexpr Bounds kBounds{.mean = 1.010, .p99 = 1.035, .worst = 1.05, .spare_pages = 3};
 constexpr Bounds kWarmBounds{.mean = 1.012, .p99 = 1.035, .worst = 1.05, .spare_pages = 3};
 constexpr Bounds kHostileBounds{.mean = 1.03, .p99 = kAny, .worst = 1.6, .spare_pages = 4};
-constexpr Bounds kTrainingBounds{.mean = 1.025, .p99 = 1.11, .worst = 1.11, .spare_pages = 4};
+constexpr Bounds kTrainingBounds{.mean = 1.025, .p99 = 1.08, .worst = 1.08, .spare_pages = 4};
 constexpr Bounds kStreamsBounds{.mean = 1.27, .p99 = kAny, .worst = 3, .spare_pages = 9};
 constexpr Bounds kOneWayBounds{.mean = 1.45, .p99 = kAny, .worst = 3, .spare_pages = 11};
 

@@ -221,7 +221,7 @@ class GrowthPlanner {
 }  // namespace
 
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
-  constexpr uint64_t kPartOfPool = 100;
+  constexpr uint64_t kPartOfPool = 56;
   const uint64_t of_pool = std::min(pool_pages / kPartOfPool, kMostHandlePages);
   return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }

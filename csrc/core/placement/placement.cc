@@ -14,6 +14,10 @@ namespace {
 // looking at all ranges.
 constexpr int kEdgeSearches = 64;
 
+// Where one stream has more edges than these, blocks begin in those in front of a run: else what is
+// left of last pages adds up to many pages.
+constexpr std::size_t kManyEdges = 12;
+
 // In how many ranges a block looks for the place that other streams could use least.
 constexpr int kRangesForTakers = 8;
 
@@ -31,9 +35,10 @@ struct Choice {
   }
 };
 
-// The best choice in the range of those that take at most `most_whole` whole pages.
+// The best choice in the range of those that take at most `most_whole` whole pages; of equals with
+// `in_edge` one that begins in an edge.
 std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
-                                    uint64_t most_whole, const TakersOf& takers) {
+                                    uint64_t most_whole, bool in_edge, const TakersOf& takers) {
   const RangeTable& ranges = view.ranges();
   const uint64_t page = view.page_size().count();
   const RangeTable::Range& range = ranges.range(id);
@@ -59,11 +64,10 @@ std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
-    // From the edge before the run, up to the edge behind it, or from the run's first page; the
-    // last of equals, since it leaves the edges to blocks that need them, which those below a page
-    // do.
+    // From the edge before the run, up to the edge behind it, or from the run's first page; of
+    // equals the last, which leaves the edges to blocks that need them.
     std::array starts{low, high - length, std::min(first, high - length)};
-    if (length < page) std::ranges::reverse(starts);
+    if (in_edge) std::ranges::reverse(starts);
     for (const uint64_t start : starts) consider(start);
   }
   return best;
@@ -101,11 +105,14 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers) {
   const uint64_t page = view.page_size().count();
+  const FreeHandles& handles = view.Handles();
+  const bool in_edge = length < view.page_size() ||
+                       (!takers && handles.heads.size() + handles.tails.size() > kManyEdges);
   const auto whole_pages = static_cast<uint32_t>(length / view.page_size());
   const uint64_t remainder = (length % view.page_size()).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
   if (remainder != 0 && slack == Slack::kNone &&
-      ChooseEdges(view.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
+      ChooseEdges(handles, remainder, Ends::kBoth, [](PageId) { return true; }))
     --most_whole;
 
   uint32_t threshold = whole_pages;
@@ -117,7 +124,7 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
     --ranges_left;
     const std::optional<RangeId> id = view.OldestMayHold(threshold, from);
     if (!id) break;
-    const auto choice = ChooseInRange(view, length.count(), *id, most_whole, takers);
+    const auto choice = ChooseInRange(view, length.count(), *id, most_whole, in_edge, takers);
     if (choice && (!best || choice->BetterThan(*best))) best = choice;
     from = *id + 1;
     if (remainder != 0 && --searches_left == 0) {
@@ -130,7 +137,8 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
 
 std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId range,
                                      uint64_t most_whole) {
-  const auto best = ChooseInRange(view, length.count(), range, most_whole, {});
+  const bool in_edge = length < view.page_size();
+  const auto best = ChooseInRange(view, length.count(), range, most_whole, in_edge, {});
   return best ? std::optional(best->At(view.page_size().count())) : std::nullopt;
 }
 

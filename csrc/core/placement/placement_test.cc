@@ -63,6 +63,14 @@ TEST_F(PlacementTest, WithoutSlackAnEdgeElsewhereIsReasonEnoughToRefuse) {
   EXPECT_TRUE(Find(8, Slack::kNone)) << "a block of whole pages needs no edge";
 }
 
+TEST_F(PlacementTest, BeginsInAnEdgeOnceThereAreMany) {
+  const SlotId slot = MapNew({"xxx.", "....", "....", "xxxx"});
+  for (int i = 0; i < 11; ++i) MapNew({"xxx."});
+  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot + 1, Granules(0)})) << "12 edges";
+  MapNew({"xxx."});
+  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot, Granules(3)}));
+}
+
 // More ranges in vain than a search looks at: then a range with a page more will do.
 TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
   for (int i = 0; i < 100; ++i) MapNew({"....", "xxxx"});
@@ -282,14 +290,14 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
     for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
-  EXPECT_EQ(sizes(199).count(1), 199u) << "two pages are more than a 100th of them";
-  EXPECT_EQ(sizes(200).count(2), 100u);
-  EXPECT_EQ(sizes(711).count(7), 99u) << "all about as large as each other";
-  EXPECT_EQ(sizes(711).count(6), 3u);
-  EXPECT_EQ(sizes(199, Streams::kSeveral).count(1), 199u);
-  EXPECT_EQ(sizes(200, Streams::kSeveral).count(2), 100u);
-  EXPECT_EQ(sizes(100 * 64).count(64), 100u);
-  EXPECT_EQ(sizes(100 * 128).count(64), 200u) << "more are too many for any pool";
+  EXPECT_EQ(sizes(111).count(1), 111u) << "two pages are more than a 56th of them";
+  EXPECT_EQ(sizes(112).count(2), 56u);
+  EXPECT_EQ(sizes(395).count(7), 53u) << "all about as large as each other";
+  EXPECT_EQ(sizes(395).count(6), 4u);
+  EXPECT_EQ(sizes(111, Streams::kSeveral).count(1), 111u);
+  EXPECT_EQ(sizes(112, Streams::kSeveral).count(2), 56u);
+  EXPECT_EQ(sizes(56 * 64).count(64), 56u);
+  EXPECT_EQ(sizes(56 * 128).count(64), 112u) << "more are too many for any pool";
   MapNew(std::vector<std::string>(64 * 64, "xxxx"));
   EXPECT_EQ(sizes(64), (std::multiset<uint32_t>{32, 32})) << "half of what is made together";
   EXPECT_EQ(sizes(65), (std::multiset<uint32_t>{32, 33}));
@@ -298,7 +306,7 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
 
 TEST(Placement, HandlesAreAsLargeAsSuitsThePoolOrTheBlock) {
   EXPECT_EQ(MostHandlePages(100 * 100, 1000), 64u) << "more are too many for any pool";
-  EXPECT_EQ(MostHandlePages(200, 1000), 2u) << "a 100th of the pool";
+  EXPECT_EQ(MostHandlePages(112, 1000), 2u) << "a 56th of the pool";
   EXPECT_EQ(MostHandlePages(5000, 9), 5u) << "half of what is made together";
   EXPECT_EQ(MostHandlePages(20, 20), 1u);
 }
