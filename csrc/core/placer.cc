@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/base/reserve.h"
+#include "core/base/rules.h"
 #include "core/placement/growth.h"
 
 namespace cgp {
@@ -73,13 +74,14 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
 Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,
                            const KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
   for (const Placement place : again) {
-    if (WholePagesAt(view, place, length)) return {.start = place};
+    if (On("known-again") && WholePagesAt(view, place, length)) return {.start = place};
   }
-  if (std::ranges::any_of(again, [&](Placement place) { return TakesTurns(place, length); })) {
+  const auto takes_turns = [&](Placement place) { return TakesTurns(place, length); };
+  if (On("apart") && std::ranges::any_of(again, takes_turns)) {
     if (const auto place = PlaceApart(view, length)) return {.start = *place};
   }
   const bool small = length < page_size();
-  if (alike) {
+  if (alike && On("known-alike")) {
     for (const Placement place : *alike) {
       const auto whole = WholePagesAt(view, place, length);
       if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {.start = place};
@@ -144,12 +146,13 @@ std::optional<Placement> Placer::PlaceApart(FreeView& view, Granules length) {
 }
 
 Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const {
+  if (!On("slack")) return Slack::kNone;
   const uint64_t live = stats.allocated_bytes + length.bytes();
   const uint64_t most_lived = std::max(stats.peak_allocated_bytes, live);
   const uint64_t pages =
       space().page_count() - view.whole_page_count() + PagesFor(length, page_size());
   const uint64_t used = pages * page_size().bytes();
-  const bool wastes = (used - live) * kWastedPart > most_lived;
+  const bool wastes = On("no-slack") && (used - live) * kWastedPart > most_lived;
   return wastes && used * 3 > most_lived * 2 ? Slack::kNone : Slack::kOnePage;
 }
 
@@ -159,7 +162,7 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
 // streams allocate, that saved nothing.
 Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
   const uint64_t least_left = several_streams() ? kLeastLeftOfSeveral : kLeastLeft;
-  const bool stitched = (page_size() - length) * least_left >= page_size();
+  const bool stitched = On("small-stitched") && (page_size() - length) * least_left >= page_size();
   const bool breaks =
       !stitched || length * 2 <= page_size() || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Found> {
@@ -230,7 +233,7 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
 // pieces does not grow faster than one that is full.
 uint32_t Placer::PagesAhead(const FreeView& view, Granules length) const {
   if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
-  if (length < page_size()) return 0;  // they share pages
+  if (length < page_size() || !On("made-ahead")) return 0;  // they share pages
   const uint32_t most = ranges_.page_count() / kPartAhead;
   return most > std::max<uint32_t>(1, view.whole_page_count()) ? most - view.whole_page_count() : 0;
 }

@@ -1,9 +1,7 @@
 // cgp_work_growth: that a graph costs the same work however many there are already, in its pool or
 // with a pool each.
 //
-// Work is counted, not timed: this program has a core of its own, compiled with
-// -fsanitize-coverage=trace-pc, by which every basic block of it that runs calls the counter below.
-// The count is the same on every run. What libstdc++ does in its own library is not in it.
+// Work is counted, not timed: counted_core.h.
 //
 // The programs leave blocks behind in each graph, but for the one of stitched blocks. Exit code 1
 // where twice the graphs take more than 2.2 times the work.
@@ -16,16 +14,8 @@
 
 #include "core/pool.h"
 #include "core/pool_set.h"
+#include "testing/counted_core.h"
 #include "testing/host_driver.h"
-
-namespace {
-uint64_t basic_blocks = 0;
-}  // namespace
-
-// The compiler's name for it. NOLINTBEGIN(bugprone-reserved-identifier)
-extern "C" void __sanitizer_cov_trace_pc();
-extern "C" void __sanitizer_cov_trace_pc() { ++basic_blocks; }
-// NOLINTEND(bugprone-reserved-identifier)
 
 namespace cgp {
 namespace {

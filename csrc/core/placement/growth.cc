@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/base/rules.h"
+
 namespace cgp {
 namespace {
 
@@ -37,7 +39,7 @@ class GrowthPlanner {
       // Those that follow have less: none of them needs fewer handles.
       const uint64_t least = (length_ - end.reused + longest - 1) / longest;
       if (best_ && least >= best_->mapping.handles.size()) break;
-      ConsiderExtending(end);
+      if (On(end.at_front ? "extend-front" : "extend-back")) ConsiderExtending(end);
     }
     return best_ ? *best_ : StartRange();
   }
@@ -223,7 +225,8 @@ class GrowthPlanner {
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
   constexpr uint64_t kPartOfPool = 56;
   const uint64_t of_pool = std::min(pool_pages / kPartOfPool, kMostHandlePages);
-  return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
+  const uint64_t of_block = On("half-block") ? (together + 1) / 2 : of_pool;
+  return On("large-handles") ? std::max<uint64_t>(1, std::min(of_pool, of_block)) : 1;
 }
 
 // As few as can be and about as large as each other, so that blocks of one size can take each

@@ -4,6 +4,7 @@
 #include <array>
 #include <tuple>
 
+#include "core/base/rules.h"
 #include "core/placement/growth.h"
 
 namespace cgp {
@@ -106,8 +107,9 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
                                     const TakersOf& takers) {
   const uint64_t page = view.page_size().count();
   const FreeHandles& handles = view.Handles();
-  const bool in_edge = length < view.page_size() ||
-                       (!takers && handles.heads.size() + handles.tails.size() > kManyEdges);
+  const bool in_edge =
+      length < view.page_size() ||
+      (!takers && On("edges") && handles.heads.size() + handles.tails.size() > kManyEdges);
   const auto whole_pages = static_cast<uint32_t>(length / view.page_size());
   const uint64_t remainder = (length % view.page_size()).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);

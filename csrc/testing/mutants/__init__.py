@@ -1,7 +1,6 @@
-"""Faults that mutate.py plants, by what they break, and the rules that ablate.py takes out: an
-entry of a text file for each.
+"""Faults that mutate.py plants, by what they break: an entry of a text file for each.
 
-name folder/file: what goes wrong then, or what the rule says      (the file is in csrc/)
+name folder/file: what goes wrong then      (the file is in csrc/)
 -text that stands in the file exactly once: lines, or a part of one
 +what is to stand there (without: nothing)
 """
@@ -38,6 +37,4 @@ def _read(path: Path) -> list[Mutant]:
     return mutants
 
 
-_TEXTS = {path.stem: _read(path) for path in sorted(Path(__file__).parent.glob("*.txt"))}
-RULES = _TEXTS.pop("rules")
-MUTANTS = [mutant for text in _TEXTS.values() for mutant in text]
+MUTANTS = [m for path in sorted(Path(__file__).parent.glob("*.txt")) for m in _read(path)]

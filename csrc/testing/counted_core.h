@@ -1,0 +1,15 @@
+// A core of its own for programs that count its work, or take rules out of it.
+//
+// It is compiled with -fsanitize-coverage=trace-pc, by which every basic block that runs is counted:
+// the count is the same on every run. What libstdc++ does in its own library is not in it.
+//
+// The rules of core/base/rules.h that CGP_WITHOUT names, with commas between them, do not apply.
+#pragma once
+
+#include <cstdint>
+
+namespace cgp {
+
+extern uint64_t basic_blocks;
+
+}  // namespace cgp
