@@ -225,8 +225,8 @@ class GrowthPlanner {
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
   constexpr uint64_t kPartOfPool = 56;
   const uint64_t of_pool = std::min(pool_pages / kPartOfPool, kMostHandlePages);
-  const uint64_t of_block = On("half-block") ? (together + 1) / 2 : of_pool;
-  return On("large-handles") ? std::max<uint64_t>(1, std::min(of_pool, of_block)) : 1;
+  if (!On("large-handles")) return 1;
+  return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }
 
 // As few as can be and about as large as each other, so that blocks of one size can take each
