@@ -53,10 +53,8 @@ void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool,
   for (const auto& [address, bytes, live] : Arrange(pool)) {
     void* const stream = live == nullptr ? nullptr : reinterpret_cast<void*>(live->stream);
     // A segment is of one stream, that of its live blocks.
-    const auto is_others = [&](const SegmentInfo& last) {
-      return live != nullptr && last.allocated_size != 0 && last.stream != stream;
-    };
-    if (address != end || is_others(segments.back())) {
+    if (address != end || (live != nullptr && segments.back().allocated_size != 0 &&
+                           segments.back().stream != stream)) {
       SegmentInfo& made = segments.emplace_back();
       made.device = device;
       made.address = address;
