@@ -89,7 +89,7 @@ void CapturedPairs(GraphAllocator& allocator, uintptr_t streams, size_t pairs_a_
     for (size_t i = 0; i < pairs_a_capture; ++i) {
       fake_cuda::current_stream = fake_cuda::Stream(i % streams + 1);
       DataPtr& block = live[i * 7 % kLive];
-      const size_t bytes = 512 << (i * 7 % kLive % 12);
+      const size_t bytes = size_t{512} << (i * 7 % kLive % 12);
       if (made < grows) {
         block.clear();
         block = allocator.allocate(bytes);
@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
     cgp::FakeBaseAllocator base;
     cgp::GraphAllocator allocator(base);
     for (const size_t pairs : {size_t{1000}, cgp::kSamples}) {
-      for (const uintptr_t streams : {1, 3}) cgp::CapturedPairs(allocator, streams, pairs);
+      for (const uintptr_t streams : {1U, 3U}) cgp::CapturedPairs(allocator, streams, pairs);
     }
     cgp::Samples nothing;
     for (size_t i = 0; i < cgp::kSamples; ++i) nothing.Time([] {});
