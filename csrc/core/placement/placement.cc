@@ -106,15 +106,17 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers) {
   const uint64_t page = view.page_size().count();
-  const FreeHandles& handles = view.Handles();
-  const bool in_edge =
-      length < view.page_size() ||
-      (!takers && On("edges") && handles.heads.size() + handles.tails.size() > kManyEdges);
+  const auto many_edges = [&] {
+    const FreeHandles& handles = view.Handles();
+    return handles.heads.size() + handles.tails.size() > kManyEdges;
+  };
+  // Asking brings the handles up to date, so blocks that need no answer do not ask.
+  const bool in_edge = length < view.page_size() || (!takers && On("edges") && many_edges());
   const auto whole_pages = static_cast<uint32_t>(length / view.page_size());
   const uint64_t remainder = (length % view.page_size()).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
   if (remainder != 0 && slack == Slack::kNone &&
-      ChooseEdges(handles, remainder, Ends::kBoth, [](PageId) { return true; }))
+      ChooseEdges(view.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
     --most_whole;
 
   uint32_t threshold = whole_pages;
