@@ -48,6 +48,7 @@ void FreeView::Rebuild() {
   MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
   handles_ = {};
   std::ranges::fill(offers_, Offer{});
+  stale_.Clear();
   changed_.Clear();
   changed_.SetRange(0, space_.page_count(), true);
   for (PageId page{0}; Index(page) < space_.page_count();) {
@@ -87,21 +88,47 @@ void FreeView::UnindexPages(PageId begin, PageId end) {
   }
 }
 
-// All of the pages become whole, or none of them is any more. O(rows of them (RangeTable::RowEnd()),
-// and words of the slots that show them).
+// All of the pages become whole, or none of them is any more.
 void FreeView::SetWhole(PageId begin, PageId end, bool whole) {
   const uint32_t changed = whole_pages_.SetRange(Index(begin), Index(end), whole);
   if (changed == 0) return;
   whole_page_count_ += whole ? changed : 0 - changed;
   changed_.SetRange(Index(begin), Index(end), true);
-  while (begin < end) {
-    const PageId stop = std::min(end, ranges_.RowEnd(begin));
+  stale_.SetRange(Index(begin), Index(end), true);
+}
+
+// No page is stale any more. O(rows of those that were, and words of the slots that show them).
+void FreeView::RefreshSlots() {
+  const auto is_shown = [&](PageId page) {
+    return free_slots_.Contains(Index(ranges_.slots_of(page).front()));
+  };
+  for (auto next = stale_.Next(0); next; next = stale_.Next(*next)) {
+    const PageId begin{*next};
+    const bool whole = IsWhole(begin);
+    const bool was_whole = is_shown(begin);
+    const PageId row_end = ranges_.RowEnd(begin);
+    PageId end = begin + 1;
+    while (end < row_end && stale_.Contains(Index(end)) && IsWhole(end) == whole &&
+           is_shown(end) == was_whole) {
+      ++end;
+    }
+    stale_.SetRange(Index(begin), Index(end), false);
+    if (whole == was_whole) continue;
     for (const SlotId slot : ranges_.slots_of(begin)) {
-      free_slots_.SetRange(Index(slot), Index(slot) + (Index(stop) - Index(begin)), whole);
+      free_slots_.SetRange(Index(slot), Index(slot) + (Index(end) - Index(begin)), whole);
       if (whole) RaiseBound(slot);
     }
-    begin = stop;
   }
+}
+
+bool FreeView::AllFree(SlotId begin, SlotId end) const {
+  while (begin < end) {
+    const PageId page = ranges_.page_at(begin);
+    const PageId stop = std::min(ranges_.RowEnd(page), page + (Index(end) - Index(begin)));
+    if (!AreWhole(page, stop)) return false;
+    begin = begin + (Index(stop) - Index(page));
+  }
+  return true;
 }
 
 void FreeView::RaiseBound(SlotId slot) {
@@ -128,6 +155,7 @@ uint32_t FreeView::MostInGroup(uint32_t group) const {
 
 void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
   MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
+  RefreshSlots();
   for (uint32_t i = 0; i < count; ++i) {
     const SlotId slot = first + i;
     const PageId page = ranges_.page_at(slot);
@@ -143,6 +171,7 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
   const uint32_t pages = space_.page_count() + more_pages;
   whole_pages_.Resize(pages);
   changed_.Resize(pages);
+  stale_.Resize(pages);
   if (offers_.size() < pages) offers_.resize(pages);
   free_slots_.Resize(slots);
   const uint32_t groups = ranges / kRangeGroup + 1;
@@ -151,7 +180,8 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
   group_bounds_.resize(groups);  // last: it says whether there is room
 }
 
-std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) const {
+std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) {
+  RefreshSlots();
   for (uint32_t range = Index(from); range < ranges_.range_count();) {
     if (group_bounds_[range / kRangeGroup] < pages) {
       range = (range / kRangeGroup + 1) * kRangeGroup;
@@ -165,6 +195,7 @@ std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) con
 }
 
 const std::vector<FreeRun>& FreeView::Runs(RangeId id) {
+  RefreshSlots();
   const RangeTable::Range& range = ranges_.range(id);
   const uint32_t limit = Index(range.end());
   runs_.clear();
@@ -179,12 +210,14 @@ const std::vector<FreeRun>& FreeView::Runs(RangeId id) {
   return runs_;
 }
 
-uint32_t FreeView::FreeAtFront(RangeId id) const {
+uint32_t FreeView::FreeAtFront(RangeId id) {
+  RefreshSlots();
   const RangeTable::Range& range = ranges_.range(id);
   return free_slots_.NextMissing(Index(range.begin()), Index(range.end())) - Index(range.begin());
 }
 
-uint32_t FreeView::FreeAtBack(RangeId id) const {
+uint32_t FreeView::FreeAtBack(RangeId id) {
+  RefreshSlots();
   const RangeTable::Range& range = ranges_.range(id);
   return Index(range.end()) - free_slots_.LastRun(Index(range.begin()), Index(range.end()));
 }
@@ -341,7 +374,9 @@ void FreeView::CheckRuns() const {
     for (SlotId slot = range.first; slot < range.first + range.capacity; ++slot) {
       const bool mapped = slot >= range.begin() && slot < range.end();
       const bool free = free_slots_.Contains(Index(slot));
-      CGP_CHECK(free == (mapped && IsWhole(ranges_.page_at(slot))));
+      CGP_CHECK(mapped || !free);
+      CGP_CHECK(!mapped || stale_.Contains(Index(ranges_.page_at(slot))) ||
+                free == IsWhole(ranges_.page_at(slot)));
       run = free ? run + 1 : 0;
       CGP_CHECK(run <= run_bounds_[Index(id)]);
     }

@@ -11,15 +11,17 @@
 // other chains are in bins by their length, for an exact best fit. Everything here is derived from
 // the PageSpace and the RangeTable and can be rebuilt from them.
 //
-// A page that becomes whole, or no longer is, flips one bit for each slot that shows it, which is
-// cheap. How long a range's longest run of free slots has become is worked out only when a search
-// comes by. Until then the range has an upper bound:
+// A page that becomes whole, or no longer is, flips one bit for each slot that shows it, when a
+// search comes by: most large blocks are freed before that. How long a range's longest run of free
+// slots has become is worked out only when the search looks at it. Until then the range has an upper
+// bound:
 //
-//     run_bounds_[r] >= length of the longest run of free slots in r (invariant)
+//     a page is not in stale_  =>  all its slots are in free_slots_ if it is whole, else none is
+//     run_bounds_[r] >= length of the longest run of r's slots in free_slots_
 //
-// Taking a page leaves it valid, freeing one raises it to the range's whole length, looking at the
-// range makes it exact. So each time a search looks at a range in vain, an earlier free has paid
-// for it.
+// Taking a page leaves the bound valid, freeing one raises it to the range's whole length, looking
+// at the range makes it exact. So each time a search looks at a range in vain, an earlier free has
+// paid for it.
 //
 // What the handles have to offer is looked at when somebody asks, of those in which something has
 // changed: O(log n) for each.
@@ -121,8 +123,7 @@ class FreeView {
   void UnindexNodes(PageId page, NodeId first, NodeId last);
   void IndexNodes(PageId page, NodeId first, NodeId last);
 
-  // Whole pages are about to be taken: unindexes all that is free in them. O(nodes among them), and
-  // a bit for each slot that shows them.
+  // Whole pages are about to be taken: unindexes all that is free in them. O(nodes among them).
   void UnindexPages(PageId begin, PageId end);
   // Whole pages that the stream may take: indexes them.
   void IndexPages(PageId begin, PageId end) { SetWhole(begin, end, true); }
@@ -159,16 +160,14 @@ class FreeView {
   bool IsFree(PageId page, Granules offset, Granules length) const;
 
   // The oldest range, numbered at least `from`, that may hold a run of at least `pages`.
-  std::optional<RangeId> OldestMayHold(uint32_t pages, RangeId from) const;
+  std::optional<RangeId> OldestMayHold(uint32_t pages, RangeId from);
   // The runs of the range in the order of addresses; makes the range's bound exact.
   const std::vector<FreeRun>& Runs(RangeId range);
   // The lengths of the runs that touch the range's front and back.
-  uint32_t FreeAtFront(RangeId range) const;
-  uint32_t FreeAtBack(RangeId range) const;
-  // Whether all slots of [begin, end) are free. O(words of them).
-  bool AllFree(SlotId begin, SlotId end) const {
-    return free_slots_.NextMissing(Index(begin), Index(end)) >= Index(end);
-  }
+  uint32_t FreeAtFront(RangeId range);
+  uint32_t FreeAtBack(RangeId range);
+  // Whether all slots of [begin, end) are free. O(rows of their pages (RangeTable::RowEnd())).
+  bool AllFree(SlotId begin, SlotId end) const;
 
   // Recomputes the index and compares; throws InternalError.
   void Check() const;
@@ -203,6 +202,7 @@ class FreeView {
   void SetBound(RangeId range, uint32_t bound);
   uint32_t MostInGroup(uint32_t group) const;
   void RaiseBound(SlotId slot);
+  void RefreshSlots();
   uint32_t BinOf(PageId page, uint32_t length) const;
   void LinkChain(PageId page, NodeId start, uint32_t length);
   void UnlinkChain(PageId page, NodeId start, uint32_t length);
@@ -215,6 +215,7 @@ class FreeView {
   IndexSet whole_pages_;
   uint32_t whole_page_count_ = 0;
   IndexSet free_slots_;                 // none where nothing is mapped
+  IndexSet stale_;                      // pages
   std::vector<uint32_t> run_bounds_;    // by range; with 0 up to a whole group
   std::vector<uint32_t> group_bounds_;  // the largest of kRangeGroup ranges
   std::vector<FreeRun> runs_;           // what Runs() returned last

@@ -209,7 +209,7 @@ class GrowthPlanner {
     return plan;
   }
 
-  const FreeView& view_;
+  FreeView& view_;
   const RangeTable& ranges_;
   const uint64_t page_;    // in granules
   const uint64_t length_;  // in granules

@@ -146,7 +146,7 @@ std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId ra
   return best ? std::optional(best->At(view.page_size().count())) : std::nullopt;
 }
 
-Granules FreeAtEnd(const FreeView& view, RangeId id, bool at_front) {
+Granules FreeAtEnd(FreeView& view, RangeId id, bool at_front) {
   const RangeTable& ranges = view.ranges();
   const RangeTable::Range& range = ranges.range(id);
   const uint32_t slots = at_front ? view.FreeAtFront(id) : view.FreeAtBack(id);

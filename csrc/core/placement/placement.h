@@ -45,7 +45,7 @@ std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId ra
                                      uint64_t most_whole);
 
 // What the stream may take at an end of a range.
-Granules FreeAtEnd(const FreeView& view, RangeId range, bool at_front);
+Granules FreeAtEnd(FreeView& view, RangeId range, bool at_front);
 
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest
