@@ -48,6 +48,7 @@ void FreeView::Rebuild() {
   MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
   handles_ = {};
   std::ranges::fill(offers_, Offer{});
+  shown_.Clear();
   stale_.Clear();
   changed_.Clear();
   changed_.SetRange(0, space_.page_count(), true);
@@ -99,21 +100,19 @@ void FreeView::SetWhole(PageId begin, PageId end, bool whole) {
 
 // No page is stale any more. O(rows of those that were, and words of the slots that show them).
 void FreeView::RefreshSlots() {
-  const auto is_shown = [&](PageId page) {
-    return free_slots_.Contains(Index(ranges_.slots_of(page).front()));
-  };
   for (auto next = stale_.Next(0); next; next = stale_.Next(*next)) {
     const PageId begin{*next};
     const bool whole = IsWhole(begin);
-    const bool was_whole = is_shown(begin);
+    const bool shown = shown_.Contains(Index(begin));
     const PageId row_end = ranges_.RowEnd(begin);
     PageId end = begin + 1;
     while (end < row_end && stale_.Contains(Index(end)) && IsWhole(end) == whole &&
-           is_shown(end) == was_whole) {
+           shown_.Contains(Index(end)) == shown) {
       ++end;
     }
     stale_.SetRange(Index(begin), Index(end), false);
-    if (whole == was_whole) continue;
+    if (whole == shown) continue;
+    shown_.SetRange(Index(begin), Index(end), whole);
     for (const SlotId slot : ranges_.slots_of(begin)) {
       free_slots_.SetRange(Index(slot), Index(slot) + (Index(end) - Index(begin)), whole);
       if (whole) RaiseBound(slot);
@@ -155,11 +154,9 @@ uint32_t FreeView::MostInGroup(uint32_t group) const {
 
 void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
   MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
-  RefreshSlots();
   for (uint32_t i = 0; i < count; ++i) {
     const SlotId slot = first + i;
-    const PageId page = ranges_.page_at(slot);
-    if (Index(page) >= old_page_count || !IsWhole(page)) continue;
+    if (!shown_.Contains(Index(ranges_.page_at(slot)))) continue;
     free_slots_.Insert(Index(slot));
     RaiseBound(slot);
   }
@@ -171,6 +168,7 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
   const uint32_t pages = space_.page_count() + more_pages;
   whole_pages_.Resize(pages);
   changed_.Resize(pages);
+  shown_.Resize(pages);
   stale_.Resize(pages);
   if (offers_.size() < pages) offers_.resize(pages);
   free_slots_.Resize(slots);
@@ -350,6 +348,7 @@ void FreeView::Check() const {
                                          : links_[Index(before)].next) == start);
     });
     CGP_CHECK(IsWhole(page) == is_whole);
+    CGP_CHECK(shown_.Contains(Index(page)) == is_whole || stale_.Contains(Index(page)));
     whole += is_whole ? 1 : 0;
   }
   CGP_CHECK(whole == whole_page_count_);
@@ -374,9 +373,7 @@ void FreeView::CheckRuns() const {
     for (SlotId slot = range.first; slot < range.first + range.capacity; ++slot) {
       const bool mapped = slot >= range.begin() && slot < range.end();
       const bool free = free_slots_.Contains(Index(slot));
-      CGP_CHECK(mapped || !free);
-      CGP_CHECK(!mapped || stale_.Contains(Index(ranges_.page_at(slot))) ||
-                free == IsWhole(ranges_.page_at(slot)));
+      CGP_CHECK(free == (mapped && shown_.Contains(Index(ranges_.page_at(slot)))));
       run = free ? run + 1 : 0;
       CGP_CHECK(run <= run_bounds_[Index(id)]);
     }

@@ -16,7 +16,8 @@
 // slots has become is worked out only when the search looks at it. Until then the range has an upper
 // bound:
 //
-//     a page is not in stale_  =>  all its slots are in free_slots_ if it is whole, else none is
+//     a slot is in free_slots_  <=>  its page is in shown_
+//     a page that is not in stale_ is in shown_  <=>  it is whole
 //     run_bounds_[r] >= length of the longest run of r's slots in free_slots_
 //
 // Taking a page leaves the bound valid, freeing one raises it to the range's whole length, looking
@@ -214,8 +215,9 @@ class FreeView {
   std::vector<uint8_t> passes_;  // by FenceId
   IndexSet whole_pages_;
   uint32_t whole_page_count_ = 0;
+  IndexSet shown_;                      // pages whose slots are in free_slots_
+  IndexSet stale_;                      // pages of which that is yet to be looked at
   IndexSet free_slots_;                 // none where nothing is mapped
-  IndexSet stale_;                      // pages
   std::vector<uint32_t> run_bounds_;    // by range; with 0 up to a whole group
   std::vector<uint32_t> group_bounds_;  // the largest of kRangeGroup ranges
   std::vector<FreeRun> runs_;           // what Runs() returned last

@@ -86,7 +86,7 @@ class FreeViewRunsTest : public ::testing::Test {
     return runs;
   }
 
-  void ExpectEndsAsBruteForce(uint32_t r) const {
+  void ExpectEndsAsBruteForce(uint32_t r) {
     const RangeTable::Range& range = table_.range(RangeId{r});
     uint32_t front = 0;
     while (front < range.mapped() && IsFree(Index(range.begin()) + front)) ++front;
@@ -96,9 +96,19 @@ class FreeViewRunsTest : public ::testing::Test {
     ASSERT_EQ(view_.FreeAtBack(RangeId{r}), back);
   }
 
+  // From one slot of the range on, so many.
+  void ExpectAllFreeAsBruteForce(uint32_t r, uint32_t from, uint32_t count) const {
+    const RangeTable::Range& range = table_.range(RangeId{r});
+    const uint32_t begin = Index(range.begin()) + from % range.mapped();
+    const uint32_t end = std::min(begin + count, Index(range.end()));
+    bool all = true;
+    for (uint32_t s = begin; s < end; ++s) all &= IsFree(s);
+    ASSERT_EQ(view_.AllFree(SlotId{begin}, SlotId{end}), all);
+  }
+
   // OldestMayHold() passes over no range that holds such a run; with exact bounds it finds the
   // oldest that does.
-  void ExpectOldest(uint32_t pages, uint32_t from, bool exact) const {
+  void ExpectOldest(uint32_t pages, uint32_t from, bool exact) {
     const auto found = view_.OldestMayHold(pages, RangeId{from});
     const uint32_t behind = found ? Index(*found) : table_.range_count();
     ASSERT_LE(behind, table_.range_count());
@@ -169,6 +179,10 @@ TEST_F(FreeViewRunsTest, BoundsAreWorkedOutOnlyWhenLookedAt) {
   EXPECT_EQ(view_.OldestMayHold(2, RangeId{0}), RangeId{0});
   SetFree(PageId{3}, false);
   SetFree(PageId{3}, true);
+  EXPECT_EQ(view_.OldestMayHold(3, RangeId{0}), std::nullopt) << "nobody has looked meanwhile";
+  SetFree(PageId{3}, false);
+  view_.Runs(RangeId{0});
+  SetFree(PageId{3}, true);
   EXPECT_EQ(view_.OldestMayHold(4, RangeId{0}), RangeId{0}) << "what it has become is not known";
   EXPECT_EQ(view_.OldestMayHold(5, RangeId{0}), std::nullopt) << "it has no more pages than this";
 }
@@ -179,6 +193,23 @@ TEST_F(FreeViewRunsTest, AnExtendedRangeMayHoldMore) {
   Map({.range = RangeId{0}, .at_front = true, .handles = {kNew}});
   EXPECT_EQ(view_.OldestMayHold(3, RangeId{0}), RangeId{0});
   EXPECT_EQ(Runs(0), BruteRuns(0));
+}
+
+// Slots follow their pages when a search asks; a page that is mapped before that has them all then.
+TEST_F(FreeViewRunsTest, SlotsThatAreMappedBetweenTwoSearches) {
+  MapNew(3);
+  EXPECT_EQ(Runs(0), BruteRuns(0));
+  SetFree(PageId{1}, false);
+  Map({.range = {}, .handles = {PageId{0}, PageId{1}}});
+  SetFree(PageId{1}, true);
+  EXPECT_EQ(Runs(1), BruteRuns(1));
+  SetFree(PageId{0}, false);
+  SetFree(PageId{1}, false);
+  SetFree(PageId{1}, true);
+  Map({.range = RangeId{1}, .handles = {PageId{2}}});
+  EXPECT_EQ(Runs(0), BruteRuns(0));
+  EXPECT_EQ(Runs(1), BruteRuns(1));
+  Check();
 }
 
 TEST_F(FreeViewRunsTest, NewestOfManyRanges) {
@@ -235,10 +266,13 @@ TEST_F(FreeViewRunsTest, AgainstBruteForce) {
     } else {
       continue;
     }
+    Check();
+    if (step % 50 != 0 && below(3) != 0) continue;  // searches come after several changes
     ExpectOldest(1 + below(8), below(Index(newest()) + 1), /*exact=*/false);
     if (table_.range_count() > 0) {
       const uint32_t r = below(Index(newest()));
       ExpectEndsAsBruteForce(r);
+      ExpectAllFreeAsBruteForce(r, below(70), below(70));
       if (below(2) == 0) {
         ASSERT_EQ(Runs(r), BruteRuns(r));
       }
