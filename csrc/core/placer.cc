@@ -11,7 +11,7 @@
 namespace cgp {
 namespace {
 
-// Blocks are placed without slack while the pages in use are more than two thirds of the most that
+// Blocks are placed without slack while the pages in use are more than three fifths of the most that
 // ever lived, and more than this part of it is wasted in them.
 constexpr uint64_t kWastedPart = 40;
 
@@ -29,8 +29,10 @@ constexpr uint64_t kLeastLeftOfSeveral = 8;
 // Whether the device has as much at all is asked for no smaller block than one of so many pages.
 constexpr uint64_t kManyPages = 1 << 16;
 
-// Of several streams: enough to choose well, and a bound on the time.
+// Of several streams: enough to choose well, and a bound on the time. Of one, more of them would fit
+// worse.
 constexpr int kChainsLookedAt = 4;
+constexpr int kChainsOfOne = 2;
 
 bool IsExhausted(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory ||
@@ -153,7 +155,7 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
       space().page_count() - view.whole_page_count() + PagesFor(length, page_size());
   const uint64_t used = pages * page_size().bytes();
   const bool wastes = On("no-slack") && (used - live) * kWastedPart > most_lived;
-  return wastes && used * 3 > most_lived * 2 ? Slack::kNone : Slack::kOnePage;
+  return wastes && used * 5 > most_lived * 3 ? Slack::kNone : Slack::kOnePage;
 }
 
 // A block below a page lies in the best fit among pages in part use, so that small blocks gather
@@ -184,16 +186,20 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
 }
 
 // The best fit. Of several streams the one among the first few that the fewest may take: what a
-// stream takes of the others' they may not get back before the capture ends.
+// stream takes of the others' they may not get back before the capture ends. Of one stream, in pages
+// of small blocks, the one in the oldest page: so those that outlive their capture gather there.
 std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) const {
+  const bool several = several_streams();
   std::optional<NodeId> best;
   std::ptrdiff_t least = 0;
-  int left = several_streams() ? kChainsLookedAt : 1;
+  int left = several ? kChainsLookedAt : kChainsOfOne;
   view.ForEachFit(length, [&](NodeId chain) {
-    const std::ptrdiff_t takers = memory_.bytes().CountTakers(chain);
-    if (!best || takers < least) {
+    const PageId page = space().node(chain).page;
+    if (best && !several && space().holds_large(page)) return false;
+    const std::ptrdiff_t harm = several ? memory_.bytes().CountTakers(chain) : Index(page);
+    if (!best || harm < least) {
       best = chain;
-      least = takers;
+      least = harm;
     }
     return --left > 0;
   });

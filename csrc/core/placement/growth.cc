@@ -143,16 +143,21 @@ class GrowthPlanner {
     return std::nullopt;
   }
 
+  // Of one edge all is taken: what it has too much is then left over at the block's other end, as
+  // an edge again. Amid a page no large block could use it.
   void TakeEdges(const EdgePair& edges, uint64_t rest, Stretch& stretch) const {
+    const uint64_t spare = edges.length() - rest;
+    const uint64_t shift = edges.is_one() && spare < page_ ? spare : 0;
     if (edges.tail) {
       const auto [length, handle] = *edges.tail;
       const uint64_t taken = std::min(rest, length);
-      stretch.start = ranges_.handle_pages(handle) * page_ - taken;
+      stretch.start = ranges_.handle_pages(handle) * page_ - taken - shift;
       stretch.whole += std::min(length / page_, PagesFor(taken));
       stretch.handles.insert(stretch.handles.begin(), handle);
       rest -= taken;
     }
     if (edges.head) {
+      stretch.start += shift;
       stretch.whole += std::min(edges.head->length / page_, PagesFor(rest));
       stretch.handles.push_back(edges.head->handle);
     }

@@ -21,6 +21,9 @@ namespace cgp {
 struct EdgePair {
   std::optional<Edge> tail;
   std::optional<Edge> head;
+
+  bool is_one() const { return tail.has_value() != head.has_value(); }
+  uint64_t length() const { return (tail ? tail->length : 0) + (head ? head->length : 0); }
 };
 
 // Where a stretch of addresses may have an edge: an extension in front of a range begins with a
@@ -36,8 +39,10 @@ std::optional<Edge> ShortestEdge(const std::set<Edge>& edges, uint64_t length, A
   return std::nullopt;
 }
 
-// The edges that hold `length`: one if one does, the shortest; else a tail and a head of two
-// handles, the longest of each.
+// Of how many tails, the longest that do not hold all, a head is looked for.
+inline constexpr int kTailsTried = 16;
+
+// The edges that hold `length` and leave least: one, or a tail and a head of two handles.
 // pre: `allowed` passes all handles if ends is kBoth.
 template <typename Allowed>
 std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t length, Ends ends,
@@ -45,18 +50,23 @@ std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t length, En
   if (length == 0) return EdgePair{};
   const auto tail = ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails, length, allowed);
   const auto head = ends == Ends::kTail ? std::nullopt : ShortestEdge(free.heads, length, allowed);
-  if (tail && (!head || tail->length <= head->length)) return EdgePair{.tail = tail, .head = {}};
-  if (head) return EdgePair{.tail = {}, .head = head};
-  if (ends != Ends::kBoth) return std::nullopt;
-  // The longest of each, or the longest but one of either where both are of one handle.
-  for (const auto& [t, h] : {std::pair<std::ptrdiff_t, std::ptrdiff_t>{1, 1}, {1, 2}, {2, 1}}) {
-    if (t > std::ssize(free.tails) || h > std::ssize(free.heads)) continue;
-    const Edge& first = *std::prev(free.tails.end(), t);
-    const Edge& second = *std::prev(free.heads.end(), h);
-    if (first.handle == second.handle || first.length + second.length < length) continue;
-    return EdgePair{.tail = first, .head = second};
+  std::optional<EdgePair> best;
+  if (tail && (!head || tail->length <= head->length)) {
+    best = EdgePair{.tail = tail, .head = {}};
+  } else if (head) {
+    best = EdgePair{.tail = {}, .head = head};
   }
-  return std::nullopt;
+  if (ends != Ends::kBoth) return best;
+  int left = kTailsTried;
+  auto shorter = free.tails.lower_bound({.length = length});
+  while (shorter != free.tails.begin() && left-- > 0) {
+    const Edge first = *--shorter;
+    const auto is_other = [&](PageId handle) { return handle != first.handle; };
+    const EdgePair pair{.tail = first,
+                        .head = ShortestEdge(free.heads, length - first.length, is_other)};
+    if (pair.head && (!best || pair.length() < best->length())) best = pair;
+  }
+  return best;
 }
 
 // How many streams allocate in the capture.
