@@ -207,6 +207,20 @@ TEST_F(PoolStitchingTest, ABlockThatNearlyFillsAPageLiesInOne) {
   }
 }
 
+// Though the newer page has a shorter rest.
+TEST_F(PoolStitchingTest, SmallBlocksGatherInTheOlderOfTwoPages) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const Block older = Allocate(6 * kGranule);
+  Allocate(kPage - 6 * kGranule);
+  const Block newer = Allocate(4 * kGranule);
+  Allocate(kPage - 4 * kGranule);
+  ASSERT_EQ(pool_.Stats().pages, 2U);
+  const PageId home = pool_.Pieces(older.address).front().page;
+  pool_.Free(older.address);
+  pool_.Free(newer.address);
+  EXPECT_EQ(pool_.Pieces(Allocate(3 * kGranule).address).front().page, home);
+}
+
 // Though it would be a shorter rest of a page beside the large one.
 TEST_F(PoolStitchingTest, ASmallBlockThatOutlivesALargeOneLiesBesideItsKind) {
   pool_.BeginScope(ScopeKind::kCapture);

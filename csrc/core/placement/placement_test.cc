@@ -220,6 +220,31 @@ TEST_F(PlacementTest, OneEdgeThatHoldsTheRemainderIsChosenShortestFirst) {
   EXPECT_EQ(plan.start, 0);
 }
 
+TEST_F(PlacementTest, APairThatLeavesLessGoesBeforeOneEdge) {
+  MapNew({"xxxx", "....", "xxxx"});
+  MapNew({"xxxx", "x...", "xxx.", "xxxx"});
+  MapNew({"xxxx", ".xxx", "xxxx"});
+  const GrowthPlan plan = Plan(4 + 2, Slack::kNone);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{5}, PageId{1}, PageId{8}}));
+  EXPECT_EQ(plan.start, 3);
+}
+
+TEST_F(PlacementTest, OfATailAllIsTakenAndTheLastPageIsLeftATail) {
+  MapNew({"xxxx", "....", "xxxx"});
+  MapNew({"xxxx", "x...", "xxxx"});
+  const GrowthPlan plan = Plan(4 + 1, Slack::kNone);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{4}, PageId{1}}));
+  EXPECT_EQ(plan.start, 1);
+}
+
+TEST_F(PlacementTest, OfAHeadAllIsTakenAndTheFirstPageIsLeftAHead) {
+  MapNew({"xxxx", "....", "xxxx"});
+  MapNew({"xxxx", "...x", "xxxx"});
+  const GrowthPlan plan = Plan(4 + 1, Slack::kNone);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{1}, PageId{4}}));
+  EXPECT_EQ(plan.start, 2);
+}
+
 TEST_F(PlacementTest, ATailAndAHeadOfOnePageAreNotAPair) {
   MapNew({"x.xx", "....", "x.xx"});
   MapNew({".xx.", "xxxx"});
