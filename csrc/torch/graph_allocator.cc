@@ -95,6 +95,9 @@ auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const A
   }
   try {
     Memory memory = ask_base();
+    if constexpr (!std::is_pointer_v<Memory>) {
+      if (target) (void)memory.compare_exchange_deleter(base_.raw_deleter(), &FreeMemory);
+    }
     if (!Gate::IsEager(gate)) Gate::NoteBaseGrowth();
     return memory;
   } catch (const c10::OutOfMemoryError&) {
@@ -204,7 +207,7 @@ void GraphAllocator::FreeMemory(void* pointer) noexcept {
     GraphAllocator& allocator = *FindGraphAllocator();
     if (freed || pointer == nullptr || FreeAnnounced(allocator.base_, pointer, &freed)) return;
     freed = true;  // as far as it is ours to do
-    allocator.base_.raw_delete(pointer);
+    allocator.base_.raw_deleter()(pointer);
   });
 }
 
@@ -214,12 +217,10 @@ void GraphAllocator::raw_delete(void* pointer) {
 }
 
 void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) {
-  if (data.get_deleter() != &FreeMemory) {
-    base_.recordStream(data, stream);
-    return;
-  }
-  DevicePools::TryRecordUse(data.get(),
-                            StreamOn(stream.device_index(), ToStreamId(stream.stream())));
+  if (data.get_deleter() != &FreeMemory) return base_.recordStream(data, stream);
+  const StreamId used_by = StreamOn(stream.device_index(), ToStreamId(stream.stream()));
+  if (DevicePools::TryRecordUse(data.get(), used_by)) return;
+  base_.recordStream({data.get(), nullptr, base_.raw_deleter(), data.device()}, stream);
 }
 
 void GraphAllocator::emptyCache(MempoolId_t id) {

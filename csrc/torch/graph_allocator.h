@@ -5,10 +5,10 @@
 // PoolSet what is allocated and freed, to what stands in observe/ whatever somebody wants to know,
 // and to the base all the rest. It has no lock.
 //
-// Deleters. What the base made keeps the base's deleter, so that eager memory is not touched and
-// the base still recognises it (native ignores the recordStream() of a DataPtr with any other
-// deleter: a silent data race). What is ours carries FreeMemory(), which takes both kinds of
-// pointers, as raw_delete() does.
+// Deleters. Eager memory keeps the base's, so that it is not touched. What is allocated in pools,
+// ours or the base's, carries FreeMemory(), which takes both kinds of pointers: torch compares
+// raw_deleter() with the deleters of all blocks in the pools of graph trees. The base must not see
+// it: native ignores the recordStream() of a DataPtr with another deleter than its own, silently.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -48,15 +48,12 @@ class GraphAllocator final : public CUDAAllocator {
   // Whether a capture route is open, of ours or of the base.
   bool capturing() const { return routes_.capturing(); }
 
-  // The deleter of our DataPtrs; takes the base's pointers too. Never throws: it is called from
-  // destructors.
+  // The deleter of DataPtrs. Never throws: it is called from destructors.
   static void FreeMemory(void* pointer) noexcept;
 
   // c10::Allocator
   DataPtr allocate(size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override {
-    return scopes_.ServesTrees() ? &FreeMemory : base_.raw_deleter();
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &FreeMemory; }
   void copy_data(void* destination, const void* source, size_t bytes) const override {
     base_.copy_data(destination, source, bytes);
   }

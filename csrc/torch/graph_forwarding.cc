@@ -156,7 +156,17 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
 cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
     DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) {
   const auto* const ours = dynamic_cast<const CheckpointOfOurs*>(state.get());
-  if (ours == nullptr) return base_.setCheckpointPoolState(device, std::move(state));
+  cca::CheckpointDelta delta;
+  const auto restore_in_base = [&](std::shared_ptr<cca::AllocatorState> of_base) {
+    delta = base_.setCheckpointPoolState(device, std::move(of_base));
+    for (DataPtr& data : delta.dataptrs_allocd) {
+      (void)data.compare_exchange_deleter(base_.raw_deleter(), &FreeMemory);
+    }
+  };
+  if (ours == nullptr) {
+    restore_in_base(std::move(state));
+    return delta;
+  }
   DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
   const History::Telling telling(history_);
   // Trees go back after a graph that failed too.
@@ -168,8 +178,7 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   pools.stats.BeforeChange(base_);
   // No other thread may use the pool now: torch goes back in it. The base goes first, since what it
   // throws then leaves ours as it was.
-  cca::CheckpointDelta delta;
-  if (ours->annex) delta = base_.setCheckpointPoolState(device, ours->of_annex);
+  if (ours->annex) restore_in_base(ours->of_annex);
   std::vector<void*>& freed = delta.ptrs_freed;
   std::vector<DataPtr>& allocated = delta.dataptrs_allocd;
   const auto restore = [&] {

@@ -58,8 +58,7 @@ void Enable(const Options& options) {
   allocator->scopes().SetSharesCaptures(options.share_captures);
   allocator->scopes().SetTakesMemPools(options.mempools);
   SetExportable(options.exportable);
-  if (enabled) return;
-  allocator->scopes().TakeCaptures();
+  allocator->scopes().SetTakesCaptures(true);
   cca::allocator.store(allocator.get());
   RegisterWithC10(*allocator);
 }
@@ -71,10 +70,7 @@ void Disable() {
   allocator->scopes().EndAbandoned();
   RefuseWhileCapturing("disable()");
   allocator->scopes().TryTrim();
-  allocator->scopes().StopTakingCaptures([allocator] {
-    cca::allocator.store(&allocator->base());
-    RegisterWithC10(allocator->base());
-  });
+  allocator->scopes().SetTakesCaptures(false);
 }
 
 bool IsEnabled() {

@@ -21,9 +21,8 @@ struct Options {
 // capture is under way, and where some other allocator was installed meanwhile.
 void Enable(const Options& options);
 
-// From now on captures allocate in the base. If there never was a pool of ours the base is
-// installed again, else we stay there, passing on: pools may live, and the statistics are ours to
-// merge. Refuses while a capture is under way.
+// From now on captures allocate in the base. We stay there, passing on: pools may live, and the
+// statistics are ours to merge. Refuses while a capture is under way.
 void Disable();
 
 // Whether captures allocate in our pools now.

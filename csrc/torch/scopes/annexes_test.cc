@@ -165,24 +165,9 @@ TEST_F(AnnexesTest, ABaseThatRefusesLeavesNoCapture) {
   EXPECT_EQ(UsersOfAll(), 0);
 }
 
-TEST_F(AnnexesTest, ATreeThatIsHandedToTheBaseLeavesNoAnnex) {
-  const MempoolId_t old_tree{0, 2};
-  allocator_.scopes().StopTakingCaptures([] {});
-  allocator_.beginAllocateToPool(device_, old_tree, ThisThread());
-  allocator_.endAllocateToPool(device_, old_tree);
-  allocator_.scopes().TakeCaptures();
-  Graph holds_the_pool(*this, id_, 7);
-  holds_the_pool.Begin();
-  holds_the_pool.End();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());  // warms up
-  ASSERT_TRUE(base_.open.contains({device_, id_}));
-  allocator_.endAllocateToPool(device_, id_);
-  EXPECT_EQ(UsersOf(id_) + UsersOf(old_tree), UsersOfAll());
-}
-
 // The other way round: storages keep us, too, when captures are the base's again.
 TEST_F(AnnexesTest, WhatABasesCaptureAsksUsForIsTheBases) {
-  allocator_.scopes().StopTakingCaptures([] {});
+  allocator_.scopes().SetTakesCaptures(false);
   Graph graph(*this, id_, 7);
   graph.Begin();
   EXPECT_EQ(PoolOf(allocator_.allocate(1000)), id_);

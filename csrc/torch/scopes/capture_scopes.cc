@@ -42,37 +42,26 @@ void CaptureScopes::DropName(DeviceIndex device, MempoolId_t id, PoolId pool) {
 void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
   const History::Telling telling(History::Get());
   std::unique_lock lock(mutex_);
-  // Torch asked us before we were taken out, and will ask the base for the end.
-  if (taken_out_) return base_->beginAllocateToPool(device, id, std::move(filter));
   const cudaStream_t stream = CurrentStream(device);
   routes_.AwaitOthers(stream, lock);
   TakeAsFailed(/*own_alone=*/false, [&](const Route& route) { return route.origin == stream; });
   const bool capturing = IsCapturing(stream);
+  const bool takes_captures = this->takes_captures();
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
   // A capture may not wait for another one that fills the shared pool: it gets a pool of its own
   // then.
-  const bool shares = kind == ScopeKind::kCapture && takes_captures() && shares_captures_ &&
+  const bool shares = kind == ScopeKind::kCapture && takes_captures && shares_captures_ &&
                       IsAnonymous(id) && !FindOurs(device, id) && !BaseKnows(device, id) &&
                       !routes_.TargetOf(device, kShared);
   const PoolId pool = shares ? kShared : PoolNamed(device, id);
   TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
   const auto ours = FindOurs(device, {pool.first, pool.second});
   DevicePools* pools = ours ? ours->pools : nullptr;
-  DevicePools* undecided = nullptr;
   const ScopeKey key{device, pool};
   const Known* const mempool = As(Role::kMemPool, key);
-  if (kind == ScopeKind::kEager) {
-    ForgetBasesDeadTrees();
-    // Where nothing was ever allocated the pool can still become the base's.
-    if (pools != nullptr && base_serves_trees_ && mempool == nullptr &&
-        !As(Role::kRegistered, key) && !routes_.TargetOf(device, pool) &&
-        pools->set.Stats(pool).allocations == 0) {
-      undecided = std::exchange(pools, nullptr);
-    }
-  }
-  if (pools == nullptr && undecided == nullptr && takes_captures() && !BaseKnows(device, id)) {
+  if (pools == nullptr && takes_captures && !BaseKnows(device, id)) {
     pools = AsTorchErrors([&] { return &DevicePools::For(device, owner_); });
   }
 
@@ -103,37 +92,16 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
   routes_.ReserveOne();
-  pools == nullptr ? BeginInBase(route, undecided) : BeginInOurs(route, capturing, graphs);
+  pools == nullptr ? base_->beginAllocateToPool(device, id, route.filter)
+                   : BeginInOurs(route, capturing, graphs);
   if (kind == ScopeKind::kCapture && !route.nested) {
     ++(pools == nullptr ? counts_.bases : counts_.ours);
-    if (pools == nullptr && !takes_captures()) ++counts_.while_stopped;
-    if (pools == nullptr && takes_captures() && As(Role::kMemPoolOfBase, key)) {
+    if (pools == nullptr && !takes_captures) ++counts_.while_stopped;
+    if (pools == nullptr && takes_captures && As(Role::kMemPoolOfBase, key)) {
       ++counts_.in_mempools;
     }
   }
   routes_.Add(std::move(route));
-}
-
-void CaptureScopes::BeginInBase(const Route& route, DevicePools* undecided) {
-  const DeviceIndex device = route.device;
-  const MempoolId_t id = route.name;
-  const int users = undecided == nullptr ? 0 : undecided->set.UseCount(route.id);
-  const ScopeKey tree{device, route.id};
-  const bool is_new_tree = route.kind == ScopeKind::kEager &&
-                           known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
-  NoteWhoServesTrees();
-  int given = 0;
-  const auto begin = [&] {
-    for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
-    base_->beginAllocateToPool(device, id, route.filter);
-  };
-  OrUndo(begin, [&] {
-    if (is_new_tree) known_.erase(tree);
-    NoteWhoServesTrees();
-    for (; given > 0; --given) base_->releasePool(device, id);
-  });
-  for (int user = 0; user < users; ++user) undecided->set.Release(route.id);
-  if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
 }
 
 void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
@@ -145,9 +113,6 @@ void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optiona
   bool is_kept = false;
   const auto tell = [&] {
     is_kept = graphs && KeepFor(pools, *graphs, route.id);
-    if (!capture && !base_serves_trees_) {
-      known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
-    }
     if (capture) annexes_.Begin(route.device, route.id);
   };
   OrUndo(tell, [&] {
@@ -278,7 +243,6 @@ void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
   base_->releasePool(device, id);
   // What is not forgotten now is the next time.
   WithWarnings("the allocator below it, asked for its pools,", [&] {
-    ForgetBasesDeadTrees();
     if (BaseKnows(device, id)) return;
     const PoolId pool{id.first, id.second};
     if (As(Role::kMemPoolOfBase, {device, pool})) known_.erase({device, pool});
@@ -290,33 +254,9 @@ void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (routes_.TargetOf(pools.device, id)) return;
   if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
   if (pools.set.UseCount(id) > 0) return;
-  const ScopeKey key{pools.device, id};
-  if (As(Role::kMemPool, key) || As(Role::kTree, key)) known_.erase(key);
-  NoteWhoServesTrees();
+  if (As(Role::kMemPool, {pools.device, id})) known_.erase({pools.device, id});
   TryTwice("the allocator below it, told that a pool's graphs are gone,",
            [&] { annexes_.Release(pools.device, id); });
-}
-
-void CaptureScopes::NoteWhoServesTrees() {
-  const auto there_are = [&](Role role) {
-    return std::ranges::any_of(known_, [&](const auto& each) { return each.second.role == role; });
-  };
-  base_serves_trees_.store(there_are(Role::kTreeOfBase) && !there_are(Role::kTree),
-                           std::memory_order_release);
-}
-
-void CaptureScopes::ForgetBasesDeadTrees() {
-  std::erase_if(known_, [this](const auto& each) {
-    const auto& [device, id] = each.first;
-    return each.second.role == Role::kTreeOfBase && !BaseKnows(device, {id.first, id.second});
-  });
-  NoteWhoServesTrees();
-}
-
-bool CaptureScopes::ServesTrees() const {
-  bool ours = takes_captures();
-  for (DevicePools* pools : DevicePools::All(owner_)) ours = ours || !pools->set.ids().empty();
-  return ours && !base_serves_trees_.load(std::memory_order_acquire);
 }
 
 void CaptureScopes::Register(DeviceIndex device, PoolId id) {
@@ -342,15 +282,6 @@ void CaptureScopes::Unregister(DeviceIndex device, PoolId id) {
   pools.set.Release(id);
   known_.erase({device, id});
   ReleaseUnused(pools, id);
-}
-
-void CaptureScopes::StopTakingCaptures(const std::function<void()>& uninstall) {
-  const std::lock_guard lock(mutex_);
-  const bool idle = !routes_.active() && DevicePools::All(owner_).empty();
-  takes_captures_.store(false, std::memory_order_release);
-  if (!idle) return;
-  uninstall();
-  taken_out_ = true;
 }
 
 }  // namespace cgp

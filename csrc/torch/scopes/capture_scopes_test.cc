@@ -1,4 +1,5 @@
 // Whose pool is it, and who allocates in it now.
+#include <c10/cuda/CUDAStream.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -148,99 +149,32 @@ TEST_F(GraphScopesTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
 }
 
 // torch compares the deleter of all trees' tensors with one: see the header.
-TEST_F(GraphScopesTest, WhileTreesFromBeforeAreAliveNewOnesAreTheBasesToo) {
+TEST_F(GraphScopesTest, TreesFromBeforeHaveTheDeleterOfNewOnes) {
   const MempoolId_t old{0, 9};
   base_.users[old] = 1;
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
   allocator_.beginAllocateToPool(device_, old, ThisThread());
-  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  DataPtr output = allocator_.allocate(1000);
+  EXPECT_FALSE(IsOurs(output));
+  EXPECT_EQ(output.get_deleter(), allocator_.raw_deleter());
   allocator_.endAllocateToPool(device_, old);
   allocator_.releasePool(device_, old);
 
-  Graph empty(*this, id_, 7), second(*this, id_, 8);
-  empty.Begin();
-  empty.End();
-  second.Begin();
-  second.End();
-  EXPECT_FALSE(base_.users.contains(id_));
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_EQ(base_.users[id_], 3);
-  EXPECT_FALSE(pools().Contains(ToPoolId(id_)));
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  Graph recording(*this, id_, 9);
-  recording.Begin();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  recording.End();
-  allocator_.getCheckpointState(device_, id_);
+  auto delta =
+      allocator_.setCheckpointPoolState(device_, allocator_.getCheckpointState(device_, old));
   EXPECT_EQ(base_.calls["getCheckpointState"], 1);
-  for (Graph* graph : {&recording, &second, &empty}) graph->Reset();
-  EXPECT_EQ(base_.users[id_], 0);
-  EXPECT_TRUE(base_.open.empty());
+  ASSERT_EQ(delta.dataptrs_allocd.size(), 1u);
+  EXPECT_EQ(delta.dataptrs_allocd[0].get_deleter(), allocator_.raw_deleter());
+  delta.dataptrs_allocd[0].release_context();
 
-  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
-  allocator_.releasePool(device_, old);
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-}
-
-// A torch.cuda.MemPool from before enable() looks like trees.
-TEST_F(GraphScopesTest, WhileTreesOfOursAreAliveNewOnesAreOursToo) {
-  Graph empty(*this, id_, 7), other(*this, {0, 2}, 8);
-  empty.Begin();
-  empty.End();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  DataPtr warmed_up = allocator_.allocate(1000);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  const MempoolId_t old{0, 9};
-  base_.users[old] = 1;
-  allocator_.beginAllocateToPool(device_, old, ThisThread());
-  EXPECT_EQ(allocator_.raw_deleter(), warmed_up.get_deleter());
-  allocator_.endAllocateToPool(device_, old);
-  allocator_.releasePool(device_, old);
-
-  other.Begin();
-  other.End();
-  allocator_.beginAllocateToPool(device_, {0, 2}, ThisThread());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-  allocator_.endAllocateToPool(device_, {0, 2});
-  allocator_.releasePool(device_, {0, 2});
-
-  warmed_up.clear();
-  empty.Reset();
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-  other.Reset();
-  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter()) << "for all that is known";
-  allocator_.releasePool(device_, old);
-  ExpectNothingIsLeft();
-}
-
-TEST_F(GraphScopesTest, ThoseWithBlocksOfOursStayOursThen) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  graph.End();
-  const MempoolId_t old{0, 9};
-  base_.users[old] = 1;
-  allocator_.beginAllocateToPool(device_, old, ThisThread());
-  allocator_.endAllocateToPool(device_, old);
-  ASSERT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  EXPECT_FALSE(base_.users.contains(id_));
-}
-
-TEST_F(GraphScopesTest, AMemPoolOfTheBasesIsNotTakenForATree) {
-  allocator_.scopes().SetTakesMemPools(false);
-  allocator_.createOrIncrefPool(device_, id_);
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
+  // The base is shown its own deleter, and has the block back.
+  const auto id = static_cast<c10::StreamId>(ToStreamId(Stream(2)));
+  const c10::Stream stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device_), id);
+  allocator_.recordStream(output, c10::cuda::CUDAStream(stream));
+  EXPECT_EQ(base_.calls["recordStream"], 1);
+  void* const pointer = output.get();
+  output.clear();
+  EXPECT_FALSE(FakeBaseAllocator::live.contains(pointer));
+  EXPECT_EQ(allocator_.allocate(1000).get_deleter(), base_.raw_deleter()) << "eager memory";
 }
 
 TEST_F(GraphScopesTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
@@ -263,8 +197,8 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   allocator_.endAllocateToPool(device_, id_);
   allocator_.releasePool(device_, id_);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
-  allocator_.scopes().StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
-  allocator_.scopes().TakeCaptures();
+  allocator_.scopes().SetTakesCaptures(false);
+  allocator_.scopes().SetTakesCaptures(true);
   allocator_.scopes().Unregister(device_, ToPoolId(id_));
   EXPECT_THROW(allocator_.scopes().Unregister(device_, ToPoolId(id_)), UsageError);
   allocator_.emptyCache();
@@ -414,7 +348,7 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   first.Begin();
   const DataPtr inside = allocator_.allocate(1000);
   first.End();
-  allocator_.scopes().StopTakingCaptures([] {});
+  allocator_.scopes().SetTakesCaptures(false);
   Graph second(*this, id_, 8);
   second.Begin();
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
@@ -426,7 +360,7 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   own.Reset();
   EXPECT_EQ(base_.users.at({3, 0}), 0);
   EXPECT_EQ(allocator_.scopes().counts().while_stopped, 1U);
-  allocator_.scopes().StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
+  allocator_.scopes().SetTakesCaptures(false);
 }
 
 }  // namespace

@@ -29,14 +29,14 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
   }
   const bool takes = allocator == nullptr && takes_captures() && takes_mempools_;
   const bool ours = takes && !BaseKnows(device, id);
-  const bool sets = ours || !known_.contains(key);  // trees of the base's stay what they are
-  if (sets) known_[key] = {.role = ours ? Role::kMemPool : Role::kMemPoolOfBase};
+  const bool is_new = !known_.contains(key);
+  known_[key] = {.role = ours ? Role::kMemPool : Role::kMemPoolOfBase};
   const auto create = [&] {
     if (!ours) return base_->createOrIncrefPool(device, id, std::move(allocator));
     AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
   };
   OrUndo(create, [&] {
-    if (sets) known_.erase(key);
+    if (is_new) known_.erase(key);
   });
 }
 

@@ -50,10 +50,10 @@ TEST_F(MemPoolTest, OneOfAnotherAllocatorOrFromBeforeIsTheBases) {
   allocator_.scopes().SetTakesMemPools(false);
   allocator_.createOrIncrefPool(device_, not_taken);
   allocator_.scopes().SetTakesMemPools(true);
-  allocator_.scopes().StopTakingCaptures([] {});
+  allocator_.scopes().SetTakesCaptures(false);
   const MempoolId_t disabled{0, 4};
   allocator_.createOrIncrefPool(device_, disabled);
-  allocator_.scopes().TakeCaptures();
+  allocator_.scopes().SetTakesCaptures(true);
   for (const MempoolId_t& id : {id_, other_, not_taken, disabled}) {
     Enter(id);
     EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));

@@ -163,7 +163,7 @@ TEST_F(SharedCapturesTest, CapturesAreCountedByWhoServesThem) {
   allocator_.scopes().Register(device_, ToPoolId(id_));
   allocator_.beginAllocateToPool(device_, id_, ThisThread());  // no capture
   allocator_.endAllocateToPool(device_, id_);
-  allocator_.scopes().StopTakingCaptures([] {});
+  allocator_.scopes().SetTakesCaptures(false);
   own.Begin();
   own.End();
   EXPECT_EQ(allocator_.scopes().counts().ours, 1U);

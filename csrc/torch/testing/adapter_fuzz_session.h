@@ -413,9 +413,8 @@ class Session {
     if (dice_.OneIn(2)) allocator_.scopes().SetSharesCaptures(dice_.OneIn(2));
     if (dice_.OneIn(2)) allocator_.scopes().SetTakesMemPools(dice_.OneIn(2));
     // Before there are pools it would be taken out, and not be asked any more.
-    if (!DevicePools::All().empty() && dice_.OneIn(3))
-      allocator_.scopes().StopTakingCaptures([] {});
-    if (dice_.OneIn(2)) allocator_.scopes().TakeCaptures();
+    if (!DevicePools::All().empty() && dice_.OneIn(3)) allocator_.scopes().SetTakesCaptures(false);
+    if (dice_.OneIn(2)) allocator_.scopes().SetTakesCaptures(true);
   }
 
   Dice dice_;

@@ -42,8 +42,7 @@ std::string World::Describe() {
   text << "base's blocks " << FakeBaseAllocator::live.size() << " fraction " << base.fraction
        << " capturing " << allocator.capturing() << " limit " << allocator.getMemoryFraction(device)
        << " captures " << allocator.scopes().counts().ours << " "
-       << allocator.scopes().counts().bases << " deleter "
-       << (allocator.raw_deleter() == &GraphAllocator::FreeMemory);
+       << allocator.scopes().counts().bases;
   for (const MempoolId_t& id : {kId, kOther, kAnonymous}) {
     try {
       text << " " << allocator.getPoolUseCount(device, id);
@@ -96,7 +95,7 @@ class EntryFaultsTest : public ::testing::TestWithParam<Entry> {
     world.Begin(id);
     {
       const DataPtr inside = world.allocator.allocate(3 * kPage);
-      EXPECT_EQ(inside.get_deleter(), &GraphAllocator::FreeMemory);
+      EXPECT_TRUE(DevicePools::At(inside.get()));
     }
     world.End(id);
     world.BeginEager(id);
@@ -217,7 +216,7 @@ TEST_F(AfterAFaultTest, ANewCaptureEndsWhatCouldNotBeEnded) {
     World w;
     CaptureThatCannotEnd(w);
     w.Begin(id);
-    EXPECT_EQ(w.allocator.allocate(kPage).get_deleter(), &GraphAllocator::FreeMemory);
+    EXPECT_TRUE(DevicePools::At(w.allocator.allocate(kPage).get()));
     w.End(id);
     w.Release(id);
     EXPECT_FALSE(w.pools().InScope(PoolId{kId.first, kId.second}));
