@@ -55,10 +55,8 @@ std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
   } catch (const OutOfMemoryError&) {
     return std::nullopt;
   } catch (const DriverError& error) {
-    TORCH_CHECK(error.status() == DriverStatus::kOutOfMemory, error.what());
+    if (error.status() != DriverStatus::kOutOfMemory) throw;
     return std::nullopt;
-  } catch (const std::logic_error& error) {
-    TORCH_CHECK(false, error.what());
   }
 }
 
@@ -205,15 +203,14 @@ void GraphAllocator::FreeMemory(void* pointer) noexcept {
   TryTwice("freeing memory", [&] {
     // Pools are only made by an allocator.
     GraphAllocator& allocator = *FindGraphAllocator();
-    if (freed || pointer == nullptr || FreeAnnounced(allocator.base_, pointer, &freed)) return;
+    if (freed || pointer == nullptr || FreeAnnounced(allocator.base_, pointer)) return;
     freed = true;  // as far as it is ours to do
     allocator.base_.raw_deleter()(pointer);
   });
 }
 
 void GraphAllocator::raw_delete(void* pointer) {
-  bool freed = false;
-  if (pointer != nullptr && !FreeAnnounced(base_, pointer, &freed)) base_.raw_delete(pointer);
+  if (pointer != nullptr && !FreeAnnounced(base_, pointer)) base_.raw_delete(pointer);
 }
 
 void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) {

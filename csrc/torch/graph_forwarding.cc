@@ -147,7 +147,7 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
   if (!ours) return base_.getCheckpointState(device, id);
   const auto state = std::make_shared<CheckpointOfOurs>();
   state->id = ours->id;
-  state->checkpoint = AsTorchErrors([&] { return ours->pools->set.Checkpoint(ours->id); });
+  state->checkpoint = ours->pools->set.Checkpoint(ours->id);
   state->annex = scopes_.annexes().Find(device, ours->id);
   if (state->annex) state->of_annex = base_.getCheckpointState(device, *state->annex);
   return state;
@@ -167,7 +167,7 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
     restore_in_base(std::move(state));
     return delta;
   }
-  DevicePools& pools = AsTorchErrors([&]() -> DevicePools& { return DevicePools::For(device); });
+  DevicePools& pools = DevicePools::For(device);
   const History::Telling telling(history_);
   // Trees go back after a graph that failed too.
   scopes_.EndFailed(device, {ours->id.first, ours->id.second});
@@ -190,13 +190,9 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   const auto let_go = [&] {
     for (DataPtr& data : allocated) data.release_context();
   };
-  const RestoreDelta restored = OrUndo([&] { return AsTorchErrors(restore); }, let_go);
-  // The caller has to know what was restored, whatever others say of it.
-  WithWarnings("the statistics", [&] { pools.stats.AfterChange(base_); });
-  if (history_.active()) {
-    WithWarnings("a tracker of allocations",
-                 [&] { NoteRestored(base_, pools, ours->id, restored); });
-  }
+  const RestoreDelta restored = OrUndo(restore, let_go);
+  pools.stats.AfterChange(base_);
+  NoteRestored(base_, pools, ours->id, restored);
   for (const Block& block : restored.freed) {
     freed.push_back(reinterpret_cast<void*>(block.address));
   }

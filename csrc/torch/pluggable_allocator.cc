@@ -74,25 +74,23 @@ void* PluggableAllocator::Malloc(size_t bytes, DeviceIndex device, cudaStream_t 
               "cudagraph_pool_malloc was called while a CUDA graph is captured, and torch was not "
               "told how to say so: use cudagraph_pool.pluggable_allocator(), which sets the hooks, "
               "or torch.cuda.memory.change_current_allocator(cudagraph_pool.allocator())");
-  return AsTorchErrors([&] {
-    for (bool first = true;; first = false) {
-      try {
-        const Block block = target ? Pools(device).set.Allocate(target->id, bytes,
-                                                                ToStreamId(stream), target->capture)
-                                   : AllocateEager(bytes, device, stream);
-        return reinterpret_cast<void*>(block.address);
-      } catch (const OutOfMemoryError& error) {
-        const bool may_make_room = first && !routes.capturing() && !IsCapturing(stream);
-        TORCH_CHECK_WITH(OutOfMemoryError, may_make_room,
-                         std::string("CUDA out of memory. ") + error.what());
-      }
-      std::unique_lock lock(mutex_);
-      PoolSet& set = Pools(device).set;
-      if (set.Contains(kEagerPool)) CycleEagerPool(set);
-      lock.unlock();
-      FreeUnused(device);
+  for (bool first = true;; first = false) {
+    try {
+      const Block block = target ? Pools(device).set.Allocate(target->id, bytes,
+                                                              ToStreamId(stream), target->capture)
+                                 : AllocateEager(bytes, device, stream);
+      return reinterpret_cast<void*>(block.address);
+    } catch (const OutOfMemoryError& error) {
+      const bool may_make_room = first && !routes.capturing() && !IsCapturing(stream);
+      TORCH_CHECK_WITH(OutOfMemoryError, may_make_room,
+                       std::string("CUDA out of memory. ") + error.what());
     }
-  });
+    std::unique_lock lock(mutex_);
+    PoolSet& set = Pools(device).set;
+    if (set.Contains(kEagerPool)) CycleEagerPool(set);
+    lock.unlock();
+    FreeUnused(device);
+  }
 }
 
 void PluggableAllocator::Free(void* pointer) {
@@ -129,17 +127,15 @@ CGP_EXPORT void cudagraph_pool_free(void* pointer, size_t /*bytes*/, int /*devic
   PluggableAllocator::Get().Free(pointer);
 }
 
-// The hooks. They throw c10::Error.
+// The hooks.
 
 CGP_EXPORT void cudagraph_pool_reset() {  // torch.cuda.empty_cache()
-  AsTorchErrors([] { PluggableAllocator::Get().scopes().Trim(); });
+  PluggableAllocator::Get().scopes().Trim();
 }
 
 CGP_EXPORT void cudagraph_pool_memory_fraction(double fraction, int device) {
-  AsTorchErrors([&] {
-    DevicePools& pools = Pools(static_cast<DeviceIndex>(device));
-    pools.driver.SetLimit(static_cast<uint64_t>(fraction * static_cast<double>(pools.total_bytes)));
-  });
+  DevicePools& pools = Pools(static_cast<DeviceIndex>(device));
+  pools.driver.SetLimit(static_cast<uint64_t>(fraction * static_cast<double>(pools.total_bytes)));
 }
 
 CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {

@@ -82,9 +82,7 @@ void History::Record(Event event, Context context, const std::string& metadata) 
   const Telling left_meanwhile(*this);
   const std::lock_guard telling(telling_mutex_);
   TellMappings();  // what came before
-  Callbacks callbacks;
-  for (const TraceEntry& entry : told) callbacks.Run([&] { Tell(entry); });
-  callbacks.Rethrow();
+  for (const TraceEntry& entry : told) Tell(entry);
 }
 
 void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept {
@@ -125,9 +123,9 @@ void History::Tell(const TraceEntry& entry) const {
     const std::lock_guard lock(mutex_);
     trackers = trackers_;
   }
-  Callbacks callbacks;
-  for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
-  callbacks.Rethrow();
+  for (const Tracker& tracker : *trackers) {
+    WithWarnings("a tracker of allocations", [&] { tracker(entry); });
+  }
 }
 
 // Nobody waits here: who holds the base's lock calls it too, and a tracker may want that.
@@ -140,7 +138,7 @@ void History::TellMappings() noexcept {
     const TraceEntry mapping = std::move(mappings_.front());
     mappings_.pop_front();
     lock.unlock();
-    WithWarnings("a tracker of allocations", [&] { Tell(mapping); });
+    Tell(mapping);
     lock.lock();
   }
 }

@@ -88,14 +88,12 @@ class History {
   // The stack of the caller, if one is wanted from this level on, else nullptr.
   Context Gather(When level) const;
 
-  // Notes what happened. `metadata` is torch's user metadata. The trackers are told, all of them,
-  // before this returns; an error of theirs, the first, is thrown once all is noted. Where a block
-  // was allocated is kept from its ALLOC to its FREE_REQUESTED, which is followed by
-  // FREE_COMPLETED.
+  // Notes what happened. `metadata` is torch's user metadata. The trackers are told before this
+  // returns. Where a block was allocated is kept from its ALLOC to its FREE_REQUESTED, which is
+  // followed by FREE_COMPLETED.
   void Record(Event event, Context context, const std::string& metadata);
   // The same of the process's history, for what is mapped and unmapped. It may be called with any
-  // lock held: the trackers are told later, in the order of these calls, and their errors become
-  // warnings.
+  // lock held: the trackers are told later, in the order of these calls.
   static void Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept;
 
   // Where the live block at `address` was allocated, if that was recorded.
@@ -113,7 +111,8 @@ class History {
   // Keeps an entry, and adds it to `told` if there are trackers. pre: mutex_ is held.
   void Insert(const Event& event, const Context& context, const std::string& metadata,
               std::deque<TraceEntry>& told);
-  // Tells all trackers, then throws the first error of theirs. pre: telling_mutex_ is held.
+  // Tells all trackers. What they throw changes nothing: what happened has. pre: telling_mutex_ is
+  // held.
   void Tell(const TraceEntry& entry) const;
   void TellMappings() noexcept;
 

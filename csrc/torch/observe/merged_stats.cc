@@ -112,11 +112,13 @@ void MergedStats::CatchUp(Base& base) {
   asked_.store(moment, std::memory_order_release);
 }
 
-void MergedStats::AfterChange(Base& base) {
-  if (set_.TakeNewPeak()) {
-    OrUndo([&] { Ask(base, &Stat::current); }, [&] { set_.NoteNewPeak(); });
-  }
-  LimitBase(base);
+void MergedStats::AfterChange(Base& base) noexcept {
+  TryTwice("the statistics", [&] {
+    if (set_.TakeNewPeak()) {
+      OrUndo([&] { Ask(base, &Stat::current); }, [&] { set_.NoteNewPeak(); });
+    }
+    LimitBase(base);
+  });
 }
 
 // Why the base's peak since the last question may be added to what ours hold now: it was either

@@ -53,11 +53,12 @@ class MergedStats {
 
   // To be called around what changes our pools: asks the base what it has, if that may be more than
   // it was, or where ours may have a new peak; and tells each side its share. Who has the base's
-  // lock may call them, since they wait with no lock held. Where one fails the next one asks.
+  // lock may call them, since they wait with no lock held. Where one fails the next one asks; what
+  // has changed has, so the latter only warns.
   void BeforeChange(Base& base) {
     if (IsBehind()) CatchUp(base);
   }
-  void AfterChange(Base& base);
+  void AfterChange(Base& base) noexcept;
   // Asks in any case: the base may hold less than it did, which it says to nobody.
   void CatchUp(Base& base);
 

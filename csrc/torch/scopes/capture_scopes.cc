@@ -62,7 +62,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   const ScopeKey key{device, pool};
   const Known* const mempool = As(Role::kMemPool, key);
   if (pools == nullptr && takes_captures && !BaseKnows(device, id)) {
-    pools = AsTorchErrors([&] { return &DevicePools::For(device, owner_); });
+    pools = &DevicePools::For(device, owner_);
   }
 
   Route route{
@@ -108,7 +108,7 @@ void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optiona
   DevicePools& pools = *route.pools;
   const bool capture = route.kind == ScopeKind::kCapture;
   AddName(route.device, route.name, route.id);
-  OrUndo([&] { AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); }); },
+  OrUndo([&] { pools.set.BeginScope(route.id, route.kind, capturing); },
          [&] { DropName(route.device, route.name, route.id); });
   bool is_kept = false;
   const auto tell = [&] {
@@ -142,9 +142,8 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
     if (target->pools == nullptr) base_->endAllocateToPool(device, id);
     return;
   }
-  Callbacks ends;
   if (target && target->pools != nullptr) {
-    ends.Run([&] { EndScope(*target->pools, pool, target->kind); });
+    EndScope(*target->pools, pool, target->kind);
   } else if (base_ != nullptr) {
     base_->endAllocateToPool(device, id);
     routes_.Remove(device, pool);
@@ -152,23 +151,17 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
   // What was nested in a capture ends with it; what fails to, when the next scope begins.
   TryTwice("the end of what was nested in a capture",
            [&] { CloseAbandoned([](const Route&) { return false; }); });
-  ends.Rethrow();
 }
 
 void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
   routes_.Close(pools.device, pool);
-  Callbacks ends;
-  ends.Run([&] { AsTorchErrors([&] { pools.EndScope(pool); }); });
-  if (!pools.set.InScope(pool)) {
-    routes_.Remove(pools.device, pool);
-    if (kind == ScopeKind::kCapture) {
-      // That the capture is over is so whatever the base says.
-      TryTwice("the allocator below it, told that a capture is over,",
-               [&] { annexes_.End(pools.device, pool); });
-      ReleaseUnused(pools, pool);
-    }
-  }
-  ends.Rethrow();
+  pools.EndScope(pool);
+  routes_.Remove(pools.device, pool);
+  if (kind != ScopeKind::kCapture) return;
+  // That the capture is over is so whatever the base says.
+  TryTwice("the allocator below it, told that a capture is over,",
+           [&] { annexes_.End(pools.device, pool); });
+  ReleaseUnused(pools, pool);
 }
 
 // --- Captures that nobody ended ---
@@ -228,7 +221,7 @@ void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
 }
 
 void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  AsTorchErrors([&] { pools.set.Release(pool); });
+  pools.set.Release(pool);
   DropName(pools.device, id, pool);
   ReleaseUnused(pools, pool);
 }

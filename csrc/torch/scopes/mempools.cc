@@ -33,7 +33,7 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
   known_[key] = {.role = ours ? Role::kMemPool : Role::kMemPoolOfBase};
   const auto create = [&] {
     if (!ours) return base_->createOrIncrefPool(device, id, std::move(allocator));
-    AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
+    DevicePools::For(device, owner_).set.Retain(key.second);
   };
   OrUndo(create, [&] {
     if (is_new) known_.erase(key);
