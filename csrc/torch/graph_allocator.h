@@ -13,6 +13,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -40,6 +41,9 @@ class GraphAllocator final : public CUDAAllocator {
   // `base` must outlive the process, as every allocator that torch was given must.
   explicit GraphAllocator(CUDAAllocator& base);
   ~GraphAllocator() override;
+
+  // The process's one, or nullptr if none was made yet.
+  static GraphAllocator* Find() noexcept { return instance_.load(std::memory_order_acquire); }
 
   CUDAAllocator& base() const { return base_; }
 
@@ -203,13 +207,8 @@ class GraphAllocator final : public CUDAAllocator {
   RouteTable& routes_ = scopes_.routes();
   History& history_ = History::Get();
   OutOfMemory out_of_memory_;
+
+  static inline constinit std::atomic<GraphAllocator*> instance_{nullptr};
 };
-
-// The process's one GraphAllocator, or nullptr if none was made yet.
-GraphAllocator* FindGraphAllocator() noexcept;
-
-// The same, made around the allocator installed now if need be. It is never destroyed: DataPtrs,
-// storages and torch's own globals point to it until the process ends.
-std::shared_ptr<GraphAllocator> GetGraphAllocator();
 
 }  // namespace cgp

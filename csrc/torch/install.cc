@@ -15,8 +15,27 @@ namespace {
 // Orders those who put the allocator in and out.
 std::mutex switch_mutex;
 
+// So that the base can have our unused memory before it gives up. It runs this whenever nothing in
+// its cache fits, with its lock held.
+class FreeUnusedPoolsCallback final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    // The base asks the device next, whatever we could not give back.
+    uint64_t bytes = 0;
+    WithWarnings("giving back the memory of unused graph pools", [&] {
+      GraphAllocator* const allocator = GraphAllocator::Find();
+      if (allocator != nullptr) bytes = allocator->scopes().TryTrim(CurrentDevice());
+    });
+    return bytes > 0;
+  }
+};
+
+const c10::RegistererFreeCudaMemoryCallbacksRegistry callback_registerer(
+    "cudagraph_pool", c10::FreeCudaMemoryCallbacksRegistry(),
+    c10::RegistererFreeCudaMemoryCallbacksRegistry::DefaultCreator<FreeUnusedPoolsCallback>);
+
 void RefuseWhileCapturing(const char* what) {
-  const GraphAllocator* allocator = FindGraphAllocator();
+  const GraphAllocator* allocator = GraphAllocator::Find();
   bool capturing = allocator != nullptr && allocator->capturing();
   // Captures that began before we were installed are known only by their streams.
   for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
@@ -35,6 +54,15 @@ void RefuseWhileCapturing(const char* what) {
 }
 
 }  // namespace
+
+std::shared_ptr<GraphAllocator> GetGraphAllocator() {
+  GraphAllocator* allocator = GraphAllocator::Find();
+  if (allocator == nullptr) {
+    static auto* const made = new GraphAllocator(*cca::get());
+    allocator = made;
+  }
+  return {allocator, [](GraphAllocator*) {}};
+}
 
 void RegisterWithC10(CUDAAllocator& allocator) {
   // Releases differ in the priority that native registers with: 0, later 1. Equal ones replace each
@@ -66,7 +94,7 @@ void Enable(const Options& options) {
 void Disable() {
   const std::lock_guard lock(switch_mutex);
   if (!IsEnabled()) return;
-  GraphAllocator* allocator = FindGraphAllocator();
+  GraphAllocator* allocator = GraphAllocator::Find();
   allocator->scopes().EndAbandoned();
   RefuseWhileCapturing("disable()");
   allocator->scopes().TryTrim();
@@ -74,7 +102,7 @@ void Disable() {
 }
 
 bool IsEnabled() {
-  GraphAllocator* const allocator = FindGraphAllocator();
+  GraphAllocator* const allocator = GraphAllocator::Find();
   return allocator != nullptr && cca::allocator.load() == allocator &&
          allocator->scopes().takes_captures();
 }

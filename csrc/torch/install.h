@@ -5,9 +5,15 @@
 // with nothing changed.
 #pragma once
 
+#include <memory>
+
 #include "torch/graph_allocator.h"
 
 namespace cgp {
+
+// The process's GraphAllocator, made around the allocator installed now if need be. It is never
+// destroyed: DataPtrs, storages and torch's own globals point to it until the process ends.
+std::shared_ptr<GraphAllocator> GetGraphAllocator();
 
 // What is to come: it says nothing of pools, captures and memory that there are.
 struct Options {

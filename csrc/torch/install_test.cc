@@ -109,7 +109,7 @@ TEST_F(InstallTest, APoolIsReleasedByOthersWhileItsCaptureFails) {
       Graph graph(*this, id_, static_cast<CaptureId>(5000 + round));
       graph.Begin();
       const DataPtr inside = allocator_.allocate(1000);
-      releases = std::thread([&] { allocator_.scopes().Unregister(device_, ToPoolId(id_)); });
+      releases = std::thread([&] { allocator_.releasePool(device_, id_); });
       graph.End();
       throw std::runtime_error("mine");
     } catch (const std::runtime_error&) {

@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "core/base/error.h"
+#include "torch/errors.h"
 #include "torch/graph_allocator.h"
 #include "torch/runtime.h"
 
@@ -62,7 +64,7 @@ Block PluggableAllocator::AllocateEager(size_t bytes, DeviceIndex device, cudaSt
 }
 
 void PluggableAllocator::FreeUnused(DeviceIndex device) {
-  GraphAllocator* const allocator = FindGraphAllocator();
+  GraphAllocator* const allocator = GraphAllocator::Find();
   allocator == nullptr ? scopes_.Trim(device) : allocator->scopes().TryTrim(device);
 }
 
@@ -76,8 +78,8 @@ void* PluggableAllocator::Malloc(size_t bytes, DeviceIndex device, cudaStream_t 
               "or torch.cuda.memory.change_current_allocator(cudagraph_pool.allocator())");
   for (bool first = true;; first = false) {
     try {
-      const Block block = target ? Pools(device).set.Allocate(target->id, bytes,
-                                                              ToStreamId(stream), target->capture)
+      const Block block = target ? Pools(device).set.Allocate(target->id, bytes, ToStreamId(stream),
+                                                              target->capture)
                                  : AllocateEager(bytes, device, stream);
       return reinterpret_cast<void*>(block.address);
     } catch (const OutOfMemoryError& error) {

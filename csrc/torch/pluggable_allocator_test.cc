@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/base/error.h"
 #include "testing/host_driver.h"
 #include "torch/graph_allocator.h"
 #include "torch/testing/fake_base_allocator.h"
@@ -217,7 +218,7 @@ TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
       void* const block = Malloc(kPage, 3);
       if (!faults::Disarm()) break;
       plain_.Free(block);
-    } catch (const c10::Error&) {
+    } catch (const DriverError&) {
       EXPECT_TRUE(faults::Disarm());
       ++failures;
     }
@@ -320,11 +321,11 @@ TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
   EXPECT_THROW(Malloc(kPhysicalLimit), c10::OutOfMemoryError);
 }
 
-TEST_F(PluggableAllocatorTest, RefusedScopesAreTorchsErrors) {
+TEST_F(PluggableAllocatorTest, RefusedScopesAreErrors) {
   BeginCapture(id_, 7);
   current_stream = Stream(2);
-  EXPECT_THROW(plain_.Told().Begin(device_, id_, [](cudaStream_t) { return false; }), c10::Error);
-  EXPECT_THROW(plain_.Told().Begin(-1, id_, [](cudaStream_t) { return false; }), c10::Error);
+  EXPECT_THROW(plain_.Told().Begin(device_, id_, [](cudaStream_t) { return false; }), UsageError);
+  EXPECT_THROW(plain_.Told().Begin(-1, id_, [](cudaStream_t) { return false; }), UsageError);
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "the first goes on";
   EXPECT_EQ(set().UseCount(pool_), 1);
   EndCapture(id_);
@@ -337,7 +338,7 @@ TEST_F(PluggableAllocatorTest, AFractionLimitsTheDevice) {
   cudagraph_pool_memory_fraction(1, device_);
   EXPECT_NE(Malloc(1), nullptr);
   plain_.Free(all);
-  EXPECT_THROW(cudagraph_pool_memory_fraction(1, -1), c10::Error);
+  EXPECT_THROW(cudagraph_pool_memory_fraction(1, -1), UsageError);
 }
 
 // The native allocator asks for segments of a MemPool, also while it is capturing, and keeps them.

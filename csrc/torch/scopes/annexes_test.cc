@@ -100,7 +100,7 @@ TEST_F(AnnexesTest, WhileThePoolHasAUserTheAnnexStays) {
   graph.End();
   graph.Reset();
   EXPECT_GT(UsersOf(annex), 0);
-  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+  allocator_.releasePool(device_, id_);
   EXPECT_EQ(UsersOf(annex), 0);
 }
 

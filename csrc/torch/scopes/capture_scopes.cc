@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/base/error.h"
 #include "core/base/reserve.h"
 #include "torch/errors.h"
 #include "torch/observe/history.h"
@@ -10,9 +11,9 @@
 
 namespace cgp {
 
-CaptureScopes::Known* CaptureScopes::As(Role role, const ScopeKey& key) {
-  const auto known = known_.find(key);
-  return known != known_.end() && known->second.role == role ? &known->second : nullptr;
+CaptureScopes::MemPool* CaptureScopes::FindMemPool(const ScopeKey& key, bool ours) {
+  const auto found = mempools_.find(key);
+  return found != mempools_.end() && found->second.ours == ours ? &found->second : nullptr;
 }
 
 std::optional<Target> CaptureScopes::FindOurs(DeviceIndex device, MempoolId_t id) const {
@@ -60,7 +61,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   const auto ours = FindOurs(device, {pool.first, pool.second});
   DevicePools* pools = ours ? ours->pools : nullptr;
   const ScopeKey key{device, pool};
-  const Known* const mempool = As(Role::kMemPool, key);
+  const MemPool* const mempool = FindMemPool(key);
   if (pools == nullptr && takes_captures && !BaseKnows(device, id)) {
     pools = &DevicePools::For(device, owner_);
   }
@@ -97,7 +98,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   if (kind == ScopeKind::kCapture && !route.nested) {
     ++(pools == nullptr ? counts_.bases : counts_.ours);
     if (pools == nullptr && !takes_captures) ++counts_.while_stopped;
-    if (pools == nullptr && takes_captures && As(Role::kMemPoolOfBase, key)) {
+    if (pools == nullptr && takes_captures && FindMemPool(key, /*ours=*/false)) {
       ++counts_.in_mempools;
     }
   }
@@ -238,7 +239,7 @@ void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
   WithWarnings("the allocator below it, asked for its pools,", [&] {
     if (BaseKnows(device, id)) return;
     const PoolId pool{id.first, id.second};
-    if (As(Role::kMemPoolOfBase, {device, pool})) known_.erase({device, pool});
+    mempools_.erase({device, pool});
     if (DevicePools* const kept = DevicePools::Find(device)) ReleaseKeptFor(*kept, pool);
   });
 }
@@ -247,7 +248,7 @@ void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (routes_.TargetOf(pools.device, id)) return;
   if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
   if (pools.set.UseCount(id) > 0) return;
-  if (As(Role::kMemPool, {pools.device, id})) known_.erase({pools.device, id});
+  mempools_.erase({pools.device, id});
   TryTwice("the allocator below it, told that a pool's graphs are gone,",
            [&] { annexes_.Release(pools.device, id); });
 }
@@ -259,22 +260,7 @@ void CaptureScopes::Register(DeviceIndex device, PoolId id) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is in use already");
   }
-  const ScopeKey key{device, id};
-  known_[key] = {.role = Role::kRegistered};
-  OrUndo([&] { set.Retain(id); }, [&] { known_.erase(key); });
-}
-
-void CaptureScopes::Unregister(DeviceIndex device, PoolId id) {
-  const History::Telling telling(History::Get());
-  const std::lock_guard lock(mutex_);
-  if (!As(Role::kRegistered, {device, id})) {
-    throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
-                     " is not registered");
-  }
-  DevicePools& pools = DevicePools::For(device, owner_);
-  pools.set.Release(id);
-  known_.erase({device, id});
-  ReleaseUnused(pools, id);
+  set.Retain(id);
 }
 
 }  // namespace cgp

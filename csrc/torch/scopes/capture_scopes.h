@@ -70,13 +70,12 @@ class CaptureScopes {
   // The pool of ours that torch calls `id`, if it is one.
   std::optional<Target> FindOurs(DeviceIndex device, MempoolId_t id) const;
 
-  // Makes `id` ours and holds its pool open until Unregister(). Throws UsageError if it is in use.
+  // Makes `id` ours, with a user: who calls Release(). Throws UsageError if it is in use.
   void Register(DeviceIndex device, PoolId id);
-  void Unregister(DeviceIndex device, PoolId id);
   // Whether it is a torch.cuda.MemPool's, and ours.
   bool IsMemPool(DeviceIndex device, PoolId id) {
     const std::lock_guard lock(mutex_);
-    return As(Role::kMemPool, {device, id}) != nullptr;
+    return FindMemPool({device, id}) != nullptr;
   }
 
   // Of captures to come: whether they become ours, or the base's; pools that are ours go on working.
@@ -119,14 +118,9 @@ class CaptureScopes {
  private:
   using ScopeKey = std::pair<DeviceIndex, PoolId>;
 
-  // What is known of a pool beside its scopes.
-  enum class Role {
-    kRegistered,     // of a live GraphPool
-    kMemPool,        // of a torch.cuda.MemPool, ours
-    kMemPoolOfBase,  // as far as we saw it being made
-  };
-  struct Known {
-    Role role{};
+  // A torch.cuda.MemPool, as far as we saw it being made.
+  struct MemPool {
+    bool ours = false;         // or the base's
     bool lends = false;        // use_on_oom
     bool whole_pages = false;  // no_split
   };
@@ -146,8 +140,8 @@ class CaptureScopes {
 
   // pre, of all that follow: mutex_ is held.
 
-  // What is known of the pool if it is that, else nullptr.
-  Known* As(Role role, const ScopeKey& key);
+  // The MemPool of that pool if it is one, of ours or of the base's, else nullptr.
+  MemPool* FindMemPool(const ScopeKey& key, bool ours = true);
   // Begins a scope of which all is decided. `graphs` is the pool of the graph that a nested scope
   // is of.
   void BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs);
@@ -187,7 +181,7 @@ class CaptureScopes {
   // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
   // given back.
   mutable std::mutex mutex_;
-  std::map<ScopeKey, Known> known_;
+  std::map<ScopeKey, MemPool> mempools_;
   // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
   std::set<std::pair<ScopeKey, PoolId>> kept_;
   // What captures of ours had that looked abandoned. Their scopes are closed; their graphs may still

@@ -140,8 +140,8 @@ TEST_F(GraphScopesTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
   EXPECT_EQ(base_.calls["getCheckpointState"], 0);
   Graph third(*this, id_, 9);
   third.Begin();
-  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), c10::Error);
-  EXPECT_THROW(allocator_.setCheckpointPoolState(device_, state), c10::Error);
+  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), UsageError);
+  EXPECT_THROW(allocator_.setCheckpointPoolState(device_, state), UsageError);
   third.End();
   for (Graph* graph : {&third, &recording, &empty}) graph->Reset();
   allocator_.emptyCache();
@@ -199,8 +199,8 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
   allocator_.scopes().SetTakesCaptures(false);
   allocator_.scopes().SetTakesCaptures(true);
-  allocator_.scopes().Unregister(device_, ToPoolId(id_));
-  EXPECT_THROW(allocator_.scopes().Unregister(device_, ToPoolId(id_)), UsageError);
+  allocator_.releasePool(device_, id_);
+  EXPECT_THROW(allocator_.releasePool(device_, id_), UsageError);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
 }
@@ -229,7 +229,7 @@ TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
   fourth.clear();
   allocator_.endAllocateToPool(device_, id_);
   for (int i = 0; i < 2; ++i) allocator_.releasePool(device_, id_);
-  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+  allocator_.releasePool(device_, id_);
 }
 
 TEST_F(GraphScopesTest, TheNewestRouteWins) {
@@ -246,7 +246,7 @@ TEST_F(GraphScopesTest, TheNewestRouteWins) {
   graph.End();
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
   allocator_.releasePool(device_, other);
-  allocator_.scopes().Unregister(device_, ToPoolId(other));
+  allocator_.releasePool(device_, other);
 }
 
 // Else it would ask CUDA for events, or free, while a capture is under way.
@@ -311,12 +311,12 @@ TEST_F(GraphScopesTest, APausedCaptureIsNobodyElses) {
     try {
       allocator_.beginAllocateToPool(device_, id_, other.Filter());
       ADD_FAILURE() << "two captures fill one pool";
-    } catch (const c10::Error& error) {
-      const std::string text = error.what_without_backtrace();
+    } catch (const UsageError& error) {
+      const std::string text = error.what();
       EXPECT_NE(text.find("is already being allocated to"), std::string::npos) << text;
     }
     // Nor does who only works there eagerly.
-    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), c10::Error);
+    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), UsageError);
     EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
   }).join();
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
@@ -333,14 +333,14 @@ TEST_F(GraphScopesTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {
   EXPECT_FALSE(pools().Contains({0, 2}));
   current_stream = Stream(2);
   Graph same(*this, id_, 9);
-  EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, same.Filter()), c10::Error);
+  EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, same.Filter()), UsageError);
   current_stream = Stream(1);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
   outer.End();
   EXPECT_THROW(allocator_.endAllocateToPool(device_, id_), c10::Error);
   outer.Reset();
-  EXPECT_THROW(allocator_.releasePool(device_, id_), c10::Error);
+  EXPECT_THROW(allocator_.releasePool(device_, id_), UsageError);
 }
 
 TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {

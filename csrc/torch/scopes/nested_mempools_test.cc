@@ -148,7 +148,7 @@ TEST_F(NestedTest, AnotherThreadsCaptureDoesNotGoOnWithAScope) {
     current_stream = Stream(2);
     Graph beside(*this, {0, 3}, 8);
     beside.Begin();
-    EXPECT_THROW(Enter(id_), c10::Error);
+    EXPECT_THROW(Enter(id_), UsageError);
     beside.End();
     beside.Reset();
   }).join();

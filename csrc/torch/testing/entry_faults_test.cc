@@ -241,7 +241,7 @@ TEST_F(AfterAFaultTest, AFractionThatCouldNotBeSetLeavesTheBasesOwn) {
     EXPECT_EQ(w.allocator.getMemoryFraction(w.device), threw ? 0.5 : 0.25) << number;
     w.allocator.setMemoryFraction(0.5, w.device);
   }
-  w.allocator.scopes().Unregister(w.device, {0, 1});
+  w.allocator.releasePool(w.device, {0, 1});
 }
 
 TEST_F(AfterAFaultTest, WhereNothingCanBeLentMemoryHasRunOut) {
