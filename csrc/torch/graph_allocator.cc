@@ -13,7 +13,6 @@
 #include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/install.h"
-#include "torch/observe/snapshot.h"
 #include "torch/runtime.h"
 
 // Texts are put together before torch's macros get them: given several parts these format them with
@@ -152,11 +151,10 @@ Block GraphAllocator::AllocateInPool(const Target& target, size_t bytes, cudaStr
       Announce(base_, {&pools, request.id, *block}, std::move(context));
       return *block;
     }
-    const bool rejected = MeteredDriver::LimitRefused() && RejectsAtOnce();
     // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
     // thread's.
     const bool captures = target.kind == ScopeKind::kCapture || routes_.capturing();
-    if (rejected || !first || captures) out_of_memory_.Throw(base_, pools, request, rejected);
+    if (!first || captures) ThrowOutOfMemory(base_, pools, request);
     scopes_.TryTrim(pools.device);
     base_.emptyCache();
     ++pools.stats.retries;
@@ -257,7 +255,7 @@ cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) 
       auto segments = base_.snapshot(*annex, false).segments;
       std::ranges::move(segments, std::back_inserter(info.segments));
     }
-    AppendSegments(*pools, only, history_, info.segments);
+    pools->AppendSegments(only, history_, info.segments);
   }
   scopes_.annexes().Rename(info);
   if (include_traces) history_.MergeInto(info.device_traces);

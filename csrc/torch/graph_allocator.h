@@ -140,14 +140,8 @@ class GraphAllocator final : public CUDAAllocator {
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
     base_.recordAnnotation(metadata);
   }
-  void pushCompileContext(std::string& context) override {
-    History::PushCompileContext(context);
-    OrUndo([&] { base_.pushCompileContext(context); }, &History::PopCompileContext);
-  }
-  void popCompileContext() override {
-    base_.popCompileContext();
-    History::PopCompileContext();
-  }
+  void pushCompileContext(std::string& context) override { base_.pushCompileContext(context); }
+  void popCompileContext() override { base_.popCompileContext(); }
   void setUserMetadata(const std::string& metadata) override { base_.setUserMetadata(metadata); }
   std::string getUserMetadata() override { return base_.getUserMetadata(); }
   void attachOutOfMemoryObserver(  // see observe/events.cc
@@ -179,7 +173,7 @@ class GraphAllocator final : public CUDAAllocator {
     return ours ? std::move(ours) : ForwardGetContextForPointer(base_, pointer);
   }
   void attachOomRejectionObserver(OomRejectionObserver observer) {
-    out_of_memory_.Attach(base_, std::move(observer));
+    ForwardAttachOomRejectionObserver(base_, std::move(observer));
   }
   void markCaptureBegin(DeviceIndex device) { ForwardMarkCaptureBegin(base_, device); }
   void markCaptureEnd(DeviceIndex device) { ForwardMarkCaptureEnd(base_, device); }
@@ -206,7 +200,6 @@ class GraphAllocator final : public CUDAAllocator {
   CaptureScopes scopes_{kGraphAllocator, &base_};
   RouteTable& routes_ = scopes_.routes();
   History& history_ = History::Get();
-  OutOfMemory out_of_memory_;
 
   static inline constinit std::atomic<GraphAllocator*> instance_{nullptr};
 };

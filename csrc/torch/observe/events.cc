@@ -10,18 +10,25 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/base/reserve.h"
 #include "torch/errors.h"
 
 namespace cgp {
 namespace {
 
+// What there is now, of base and pools.
+size_t Allocated(const DeviceStats& now) {
+  return static_cast<size_t>(now.allocated_bytes[0].current);
+}
+size_t Reserved(const DeviceStats& now) {
+  return static_cast<size_t>(now.reserved_bytes[0].current);
+}
+
 void Report(Base& base, DevicePools& pools, Address address, int64_t bytes) {
   if (!c10::memoryProfilingEnabled()) return;
   WithWarnings("torch's profiler", [&] {
-    const MergedStats::Totals total = pools.stats.Now(base);
-    c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), bytes, total.allocated_bytes,
-                                     total.reserved_bytes, c10::Device(c10::kCUDA, pools.device));
+    const DeviceStats now = pools.stats.Get(base);
+    c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), bytes, Allocated(now),
+                                     Reserved(now), c10::Device(c10::kCUDA, pools.device));
   });
 }
 
@@ -81,6 +88,25 @@ bool RunOutInBase(Base& base, c10::DeviceIndex device, size_t bytes) {
   return ran_out;
 }
 
+void TellOutOfMemory(Base& base, DevicePools& pools, const Request& request,
+                     const MemoryInfo& info) {
+  // More than there is, if the base has these bytes after all.
+  for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes}) {
+    if (RunOutInBase(base, pools.device, bytes)) return;
+  }
+  ++pools.stats.ooms;
+  if (c10::memoryProfilingEnabled()) {
+    const DeviceStats now = pools.stats.Get(base);
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), Allocated(now),
+                                     Reserved(now), c10::Device(c10::kCUDA, pools.device));
+  }
+  History& history = History::Get();
+  if (!history.active()) return;
+  history.Record({History::Action::OOM, pools.device, info.free_bytes, request.bytes,
+                  request.stream, request.id},
+                 history.Gather(History::When::ALLOC), base.getUserMetadata());
+}
+
 }  // namespace
 
 void Announce(Base& base, const DevicePools::Owned& made, History::Context context) noexcept {
@@ -138,46 +164,7 @@ void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta&
   });
 }
 
-void OutOfMemory::Attach(Base& base, OomRejectionObserver observer) {
-  const std::lock_guard lock(mutex_);
-  ReserveMore(rejection_observers_, 1);
-  ForwardAttachOomRejectionObserver(base, observer);
-  rejection_observers_.push_back(std::move(observer));
-}
-
-void OutOfMemory::Tell(Base& base, DevicePools& pools, const Request& request, bool rejected,
-                       const MemoryInfo& info) {
-  if (rejected) {
-    ++pools.stats.rejections;
-    std::vector<OomRejectionObserver> observers;
-    {
-      const std::lock_guard lock(mutex_);
-      observers = rejection_observers_;
-    }
-    for (const OomRejectionObserver& observer : observers) {
-      observer(pools.device, request.bytes, pools.stats.Now(base).reserved_bytes,
-               pools.total_bytes);
-    }
-  } else {
-    // More than there is, if the base has these bytes after all.
-    for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes}) {
-      if (RunOutInBase(base, pools.device, bytes)) return;
-    }
-    ++pools.stats.ooms;
-    if (c10::memoryProfilingEnabled()) {
-      const MergedStats::Totals total = pools.stats.Now(base);
-      c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,
-                                       total.reserved_bytes, c10::Device(c10::kCUDA, pools.device));
-    }
-  }
-  History& history = History::Get();
-  if (!history.active()) return;
-  history.Record({History::Action::OOM, pools.device, info.free_bytes, request.bytes,
-                  request.stream, request.id},
-                 history.Gather(History::When::ALLOC), base.getUserMetadata());
-}
-
-void OutOfMemory::Throw(Base& base, DevicePools& pools, const Request& request, bool rejected) {
+void ThrowOutOfMemory(Base& base, DevicePools& pools, const Request& request) {
   const PoolId id = request.id;
   const PoolStats stats = pools.set.Stats(id);
   const int users = pools.set.UseCount(id);
@@ -185,7 +172,7 @@ void OutOfMemory::Throw(Base& base, DevicePools& pools, const Request& request, 
   WithWarnings("asking how much memory is free", [&] { info = pools.driver.Info(); });
   // Who makes room and tries again waits for the error below, not for that of somebody who is told.
   WithWarnings("who was told that memory has run out",
-               [&] { Tell(base, pools, request, rejected, info); });
+               [&] { TellOutOfMemory(base, pools, request, info); });
   TORCH_CHECK_WITH(
       OutOfMemoryError, false,
       "CUDA out of memory. Tried to allocate " + Mebibytes(request.bytes) + " in graph pool " +

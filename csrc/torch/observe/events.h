@@ -3,12 +3,8 @@
 // allocators tell them the same. What they throw becomes a warning: what happened has.
 #pragma once
 
-#include <mutex>
-#include <vector>
-
 #include "torch/device_pools.h"
 #include "torch/observe/history.h"
-#include "torch/torch_version.h"
 
 namespace cgp {
 
@@ -30,21 +26,7 @@ struct Request {
   bool whole_pages = false;  // of which the block shares none
 };
 
-class OutOfMemory {
- public:
-  // CUDAAllocator::attachOomRejectionObserver()
-  void Attach(Base& base, OomRejectionObserver observer);
-
-  // Tells everybody who asked to hear of it, and throws c10::OutOfMemoryError. `rejected`: no
-  // attempt was made to get room.
-  [[noreturn]] void Throw(Base& base, DevicePools& pools, const Request& request, bool rejected);
-
- private:
-  void Tell(Base& base, DevicePools& pools, const Request& request, bool rejected,
-            const MemoryInfo& info);
-
-  std::mutex mutex_;
-  std::vector<OomRejectionObserver> rejection_observers_;
-};
+// Tells everybody who asked to hear of memory that has run out, and throws c10::OutOfMemoryError.
+[[noreturn]] void ThrowOutOfMemory(Base& base, DevicePools& pools, const Request& request);
 
 }  // namespace cgp

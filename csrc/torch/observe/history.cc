@@ -6,23 +6,11 @@
 #include "torch/errors.h"
 
 namespace cgp {
-namespace {
-
-// Of the code that torch.compile is compiling in this thread, innermost last; nullptr: none. Memory
-// may be freed after the thread's destructors have run, so it has none.
-constinit thread_local std::vector<std::string>* compile_contexts = nullptr;
-
-thread_local std::pair<PoolId, StreamId> purpose;
-
-}  // namespace
 
 History& History::Get() {
   static auto* const history = new History;  // never destroyed, as the pools
   return *history;
 }
-
-History::Purpose::Purpose(PoolId pool, StreamId stream) { purpose = {pool, stream}; }
-History::Purpose::~Purpose() { purpose = {}; }
 
 void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
                         size_t max_entries, When when, bool clear,
@@ -92,8 +80,8 @@ void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) n
                     static_cast<c10::DeviceIndex>(device),
                     address,
                     bytes,
-                    purpose.second,
-                    purpose.first};
+                    Purpose::now_.second,
+                    Purpose::now_.first};
   // What is mapped is mapped, also where memory does not suffice for noting it.
   WithWarnings("the history of allocations", [&] {
     const std::lock_guard lock(history.mutex_);
@@ -108,7 +96,7 @@ void History::Insert(const Event& event, const Context& context, const std::stri
   TraceEntry entry(event.action, event.device, event.address, event.size,
                    reinterpret_cast<void*>(event.stream), {event.pool.first, event.pool.second},
                    c10::getApproximateTime(), when_.load() >= When::ALLOC ? context : nullptr,
-                   compile_contexts == nullptr ? "N/A" : compile_contexts->back(), metadata);
+                   "N/A", metadata);
   if (max_entries_ > 0) {
     std::deque<TraceEntry>& entries = entries_[event.device];
     entries.push_back(entry);
@@ -147,20 +135,6 @@ History::Context History::ContextOf(Address address) const {
   const std::lock_guard lock(mutex_);
   const auto live = live_.find(address);
   return live == live_.end() ? nullptr : live->second;
-}
-
-void History::PushCompileContext(const std::string& context) {
-  if (compile_contexts != nullptr) {
-    compile_contexts->push_back(context);
-  } else {
-    compile_contexts = new std::vector<std::string>(1, context);
-  }
-}
-
-void History::PopCompileContext() {
-  if (compile_contexts == nullptr) return;
-  compile_contexts->pop_back();
-  if (compile_contexts->empty()) delete std::exchange(compile_contexts, nullptr);
 }
 
 void History::MergeInto(std::vector<std::vector<TraceEntry>>& device_traces) {

@@ -19,6 +19,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/pool_set.h"
@@ -63,10 +64,14 @@ class History {
   // While one lives, what its thread maps is noted as being for this pool and stream.
   class Purpose {
    public:
-    Purpose(PoolId pool, StreamId stream);
-    ~Purpose();
+    Purpose(PoolId pool, StreamId stream) { now_ = {pool, stream}; }
+    ~Purpose() { now_ = {}; }
     Purpose(const Purpose&) = delete;
     Purpose& operator=(const Purpose&) = delete;
+
+   private:
+    friend class History;
+    static inline constinit thread_local std::pair<PoolId, StreamId> now_{};
   };
 
   // The process's one.
@@ -98,10 +103,6 @@ class History {
 
   // Where the live block at `address` was allocated, if that was recorded.
   Context ContextOf(Address address) const;
-
-  // CUDAAllocator::pushCompileContext() and pop, of this thread.
-  static void PushCompileContext(const std::string& context);
-  static void PopCompileContext();
 
   // Adds the entries to the base's, in order of time, as far as the history reaches back.
   void MergeInto(std::vector<std::vector<TraceEntry>>& device_traces);

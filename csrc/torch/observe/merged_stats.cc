@@ -153,15 +153,6 @@ DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
   return bases;
 }
 
-MergedStats::Totals MergedStats::Now(Base& base) const {
-  const DeviceStats bases = OfBase(base);
-  const SetUsage ours = set_.Usage();
-  return {.allocated_bytes =
-              static_cast<size_t>(bases.allocated_bytes[0].current) + ours.all.bytes.current,
-          .reserved_bytes =
-              static_cast<size_t>(bases.reserved_bytes[0].current) + ours.reserved_bytes.current};
-}
-
 DeviceStats MergedStats::Get(Base& base) {
   DeviceStats stats = Ask(base, &Stat::peak);
   const DeviceStats pools = ToDeviceStats(set_.Usage());
@@ -170,7 +161,6 @@ DeviceStats MergedStats::Get(Base& base) {
   stats.num_device_free += pools.num_device_free;
   stats.num_alloc_retries += retries;
   stats.num_ooms += ooms;
-  AddRejections(stats, rejections);
   {
     const std::lock_guard lock(mutex_);
     ForEachPair(stats, peaks_, [](Stat& stat, const Stat& peak) {
@@ -202,7 +192,7 @@ void MergedStats::ResetPeaks(Base& base) {
 void MergedStats::ResetAccumulated(Base& base) {
   IfSupported([&] { base.resetAccumulatedStats(device_); });
   set_.ResetTraffic();
-  retries = ooms = rejections = 0;
+  retries = ooms = 0;
 }
 
 // --- The fraction ---

@@ -75,17 +75,10 @@ class MergedStats {
     Store(kUnknown);
   }
 
-  // As torch counts them: num_alloc_retries, num_ooms and, from 2.12 on, num_oom_rejections.
+  // As torch counts them: num_alloc_retries and num_ooms.
   std::atomic<int64_t> retries{0};
   std::atomic<int64_t> ooms{0};
-  std::atomic<int64_t> rejections{0};
 
-  // What there is now, of both.
-  struct Totals {
-    size_t allocated_bytes = 0;
-    size_t reserved_bytes = 0;
-  };
-  Totals Now(Base& base) const;
   DeviceStats Get(Base& base);
   void ResetPeaks(Base& base);
   void ResetAccumulated(Base& base);

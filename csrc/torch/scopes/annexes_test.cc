@@ -175,21 +175,6 @@ TEST_F(AnnexesTest, WhatABasesCaptureAsksUsForIsTheBases) {
   graph.End();
 }
 
-// What statistics have from torch 2.13 on.
-TEST(MovePrivatePoolTest, WhatOnePoolCountsIsAddedToAnother) {
-  struct {
-    std::map<MempoolId_t, int> reserved_bytes_by_private_pools{
-        {{0, 1}, 10}, {{0, 2}, 200}, {{0, 3}, 3000}};
-  } stats;
-  const auto add = [](int counts, int& sum) { sum += counts; };
-  MovePrivatePool(stats, {0, 2}, {0, 1}, add);
-  MovePrivatePool(stats, {0, 3}, {0, 4}, add);
-  MovePrivatePool(stats, {0, 5}, {0, 6}, add);
-  EXPECT_EQ(stats.reserved_bytes_by_private_pools,
-            (std::map<MempoolId_t, int>{{{0, 1}, 210}, {{0, 4}, 3000}}));
-}
-
-// torch.compile's trees go back to the end of an earlier graph: what lived then lives again.
 TEST_F(AnnexesTest, ACheckpointIsOfTheAnnexToo) {
   Graph graph(*this, id_, 7);
   graph.Begin();

@@ -31,31 +31,16 @@ bool KnowsOrigin(const Route& route) {
   return route.origin != cudaStreamPerThread || route.IsOwn();
 }
 
+// Whether the capture that it serves is under way, for all that its stream tells.
 bool OriginCaptures(const Route& route) { return !KnowsOrigin(route) || IsCapturing(route.origin); }
 
-// Whether a capture that it serves is under way, for all that its streams tell.
-bool IsHeld(const Route& route) {
-  return OriginCaptures(route) || std::ranges::any_of(route.others, &IsCapturing);
-}
-
-// Notes whether the capture has begun, and whether it is over. Returns whether it is held.
+// Notes whether the capture has begun, and whether it is over. Returns whether it is under way.
 bool NoteProgress(Route& route) {
-  const bool capturing = IsHeld(route);
+  const bool capturing = OriginCaptures(route);
   if (!KnowsOrigin(route)) return capturing;
   route.over |= route.begun && !capturing;
   route.begun |= capturing;
   return capturing;
-}
-
-// A nested route goes on with those of its captures that are under way: their streams may soon be in
-// others.
-void LeaveEndedCaptures(Route& route) {
-  if (route.others.empty() || !KnowsOrigin(route)) return;
-  std::erase_if(route.others, [](cudaStream_t stream) { return !IsCapturing(stream); });
-  if (route.others.empty() || IsCapturing(route.origin)) return;
-  route.origin = route.others.back();
-  route.others.pop_back();
-  route.origins_capture.reset();
 }
 
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
@@ -73,9 +58,9 @@ bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capt
   return capturing && !route.over;
 }
 
-bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
-  if (!route.nested && filter(route.origin)) return true;
-  if (!IsCapturing(stream)) return false;
+bool MayResume(const Route& route, cudaStream_t stream, const Route& anew) {
+  if (!route.nested && anew.filter(route.origin)) return true;
+  if (!IsCapturing(stream) || (route.nested && anew.origin != route.origin)) return false;
   if (route.IsOwn()) return true;
   const std::optional<CaptureId> capture = CaptureOf(stream);
   return capture && capture == route.origins_capture;
@@ -110,7 +95,6 @@ void RouteTable::Add(Route route) {
 void RouteTable::Count(const Route& route, int change) {
   NoteChange();
   if (route.kind == ScopeKind::kCapture) {
-    for (Route& other : routes_) LeaveEndedCaptures(other);
     captures_count_.fetch_add(change, std::memory_order_acq_rel);
     MeteredDriver::CountCaptures(change);
   }
@@ -190,7 +174,7 @@ bool RouteTable::Pause(DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
   if (route == nullptr || route->closed || route->kind != ScopeKind::kCapture) return false;
-  if (!IsHeld(*route)) return false;
+  if (!OriginCaptures(*route)) return false;
   if (!route->origins_capture) route->origins_capture = CaptureOf(route->origin);
   route->paused = true;
   NoteChange();
@@ -201,11 +185,7 @@ bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::funct
   const std::lock_guard lock(mutex_);
   Route* const route = Find(anew.device, anew.id);
   if (route == nullptr || route->closed || !route->paused) return false;
-  if (!MayResume(*route, stream, anew.filter)) return false;
-  if (route->nested && anew.origin != route->origin &&
-      std::ranges::count(route->others, anew.origin) == 0) {
-    route->others.push_back(anew.origin);
-  }
+  if (!MayResume(*route, stream, anew)) return false;
   StreamFilter filter = anew.filter;
   hold();
   route->filter.swap(filter);
@@ -241,7 +221,7 @@ std::optional<Route> RouteTable::FindAbandoned(
   const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
     if (route.closed) return true;
     return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
-           (!IsHeld(route) || (route.over && !route.nested));
+           (!OriginCaptures(route) || (route.over && !route.nested));
   });
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }

@@ -60,8 +60,6 @@ struct Route : Target {
   // what is captured alone, and lasts as long as that capture: where its end were a scope's end,
   // other streams of the capture would get what nothing has proven to be free for them.
   bool nested = false;
-  // Of a nested one: the origins of more graphs of its thread that went on with it.
-  std::vector<cudaStream_t> others = {};
   std::thread::id thread = std::this_thread::get_id();  // which began it
   // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to
   // be over.
