@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <type_traits>
 
 #include "core/base/error.h"
 #include "torch/errors.h"
@@ -20,15 +19,12 @@
 namespace cgp {
 namespace {
 
-// A block as torch gets it: a DataPtr, or a plain pointer.
-template <typename Memory>
-Memory To(const Block& block, DeviceIndex device) {
-  void* const pointer = reinterpret_cast<void*>(block.address);
-  if constexpr (std::is_pointer_v<Memory>) {
-    return pointer;
-  } else {
-    return {pointer, pointer, &GraphAllocator::FreeMemory, c10::Device(c10::kCUDA, device)};
-  }
+// Memory as torch gets it in pools.
+DataPtr ToData(void* pointer, DeviceIndex device) {
+  return {pointer, pointer, &GraphAllocator::FreeMemory, c10::Device(c10::kCUDA, device)};
+}
+DataPtr ToData(const Block& block, DeviceIndex device) {
+  return ToData(reinterpret_cast<void*>(block.address), device);
 }
 
 // Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block
@@ -74,8 +70,8 @@ GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
 GraphAllocator::~GraphAllocator() { instance_.store(nullptr, std::memory_order_release); }
 
 template <typename AskStream, typename AskBase>
-auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base) {
-  using Memory = decltype(ask_base());
+DataPtr GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream,
+                                 const AskBase& ask_base) {
   const Gate::Word gate = Gate::Read();
   std::optional<Target> target;
   if (Gate::HasScopes(gate) && bytes != 0) {
@@ -83,21 +79,19 @@ auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const A
     const cudaStream_t stream = ask_stream(device);
     target = routes_.Match(device, stream);
     if (target && target->pools != nullptr) {
-      return To<Memory>(AllocateInPool(*target, bytes, stream), device);
+      return ToData(AllocateInPool(*target, bytes, stream), device);
     }
   }
   try {
-    Memory memory = ask_base();
-    if constexpr (!std::is_pointer_v<Memory>) {
-      if (target) (void)memory.compare_exchange_deleter(base_.raw_deleter(), &FreeMemory);
-    }
+    DataPtr memory = ask_base();
+    if (target) (void)memory.compare_exchange_deleter(base_.raw_deleter(), &FreeMemory);
     if (!Gate::IsEager(gate)) Gate::NoteBaseGrowth();
     return memory;
   } catch (const c10::OutOfMemoryError&) {
     const DeviceIndex device = CurrentDevice();
     const auto lent = target ? std::nullopt : Lend(bytes, device, ask_stream(device));
     if (!lent) throw;
-    return To<Memory>(lent->block, device);
+    return ToData(lent->block, device);
   }
 }
 
@@ -106,13 +100,15 @@ DataPtr GraphAllocator::allocate(size_t bytes) {
 }
 
 void* GraphAllocator::raw_alloc(size_t bytes) {
-  return Allocate(bytes, &CurrentStream, [&] { return base_.raw_alloc(bytes); });
+  const auto ask_base = [&] { return ToData(base_.raw_alloc(bytes), 0); };
+  return Allocate(bytes, &CurrentStream, ask_base).release_context();
 }
 
 void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+  const auto ask_base = [&] { return ToData(base_.raw_alloc_with_stream(bytes, stream), 0); };
   return Allocate(
-      bytes, [stream](DeviceIndex) { return stream; },
-      [&] { return base_.raw_alloc_with_stream(bytes, stream); });
+             bytes, [stream](DeviceIndex) { return stream; }, ask_base)
+      .release_context();
 }
 
 DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
@@ -384,8 +380,7 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
     freed.push_back(reinterpret_cast<void*>(block.address));
   }
   for (const Block& block : restored.allocated) {
-    void* const pointer = reinterpret_cast<void*>(block.address);
-    allocated.emplace_back(pointer, pointer, &FreeMemory, c10::Device(c10::kCUDA, device));
+    allocated.push_back(ToData(block, device));
   }
   return delta;
 }

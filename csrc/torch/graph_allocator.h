@@ -188,7 +188,7 @@ class GraphAllocator final : public CUDAAllocator {
   // In one of our pools, if a route leads there; else what `ask_base` returns or, if that is routed
   // to no pool and the base has none, what a MemPool of ours lends.
   template <typename AskStream, typename AskBase>
-  auto Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
+  DataPtr Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   Block AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream);
   // Nothing if the memory does not suffice; MeteredDriver knows whether it is the fraction's. What
   // the base has to be asked and told before is done.

@@ -29,15 +29,12 @@ bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
   return IfSupported([&] { return base_->getPoolUseCount(device, id); }) > 0;
 }
 
-void CaptureScopes::AddName(DeviceIndex device, MempoolId_t id, PoolId pool) {
+void CaptureScopes::CountName(DeviceIndex device, MempoolId_t id, PoolId pool, int change) {
+  if (pool != kShared) return;
   const std::lock_guard lock(names_mutex_);
-  if (pool == kShared) shared_uses_.insert({device, id});
-}
-
-void CaptureScopes::DropName(DeviceIndex device, MempoolId_t id, PoolId pool) {
-  const std::lock_guard lock(names_mutex_);
-  const auto use = shared_uses_.find({device, id});
-  if (pool == kShared && use != shared_uses_.end()) shared_uses_.erase(use);
+  const auto uses = shared_uses_.try_emplace({device, id}).first;
+  uses->second += change;
+  if (uses->second <= 0) shared_uses_.erase(uses);
 }
 
 void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
@@ -108,9 +105,9 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
 void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
   DevicePools& pools = *route.pools;
   const bool capture = route.kind == ScopeKind::kCapture;
-  AddName(route.device, route.name, route.id);
+  CountName(route.device, route.name, route.id, 1);
   OrUndo([&] { pools.set.BeginScope(route.id, route.kind, capturing); },
-         [&] { DropName(route.device, route.name, route.id); });
+         [&] { CountName(route.device, route.name, route.id, -1); });
   bool is_kept = false;
   const auto tell = [&] {
     is_kept = graphs && KeepFor(pools, *graphs, route.id);
@@ -119,7 +116,7 @@ void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optiona
   OrUndo(tell, [&] {
     if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
     if (is_kept) pools.set.Release(route.id);
-    DropName(route.device, route.name, route.id);
+    CountName(route.device, route.name, route.id, -1);
     pools.EndScope(route.id);
     pools.set.Release(route.id);
   });
@@ -217,13 +214,13 @@ void CaptureScopes::TakeAsFailed(bool own_alone, const std::function<bool(const 
 }
 
 void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  AddName(pools.device, id, pool);
-  OrUndo([&] { pools.set.Retain(pool); }, [&] { DropName(pools.device, id, pool); });
+  CountName(pools.device, id, pool, 1);
+  OrUndo([&] { pools.set.Retain(pool); }, [&] { CountName(pools.device, id, pool, -1); });
 }
 
 void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
   pools.set.Release(pool);
-  DropName(pools.device, id, pool);
+  CountName(pools.device, id, pool, -1);
   ReleaseUnused(pools, pool);
 }
 

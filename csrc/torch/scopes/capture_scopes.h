@@ -129,14 +129,14 @@ class CaptureScopes {
   // How many users of the shared pool hold it under this id; 0 if that stands for itself.
   int SharedUses(DeviceIndex device, MempoolId_t id) const {
     const std::lock_guard lock(names_mutex_);
-    return static_cast<int>(shared_uses_.count({device, id}));
+    const auto found = shared_uses_.find({device, id});
+    return found == shared_uses_.end() ? 0 : found->second;
   }
   PoolId PoolNamed(DeviceIndex device, MempoolId_t id) const {
     return SharedUses(device, id) > 0 ? kShared : PoolId{id.first, id.second};
   }
-  // `pool` gets a user under this id, and loses one.
-  void AddName(DeviceIndex device, MempoolId_t id, PoolId pool);
-  void DropName(DeviceIndex device, MempoolId_t id, PoolId pool);
+  // `pool` gets a user under this id (1), or loses one (-1), which never throws.
+  void CountName(DeviceIndex device, MempoolId_t id, PoolId pool, int change);
 
   // pre, of all that follow: mutex_ is held.
 
@@ -176,7 +176,7 @@ class CaptureScopes {
   RouteTable routes_;
   Annexes annexes_{base_, routes_};
   mutable std::mutex names_mutex_;  // the last one, for those who have no other
-  std::multiset<std::pair<DeviceIndex, MempoolId_t>> shared_uses_;
+  std::map<std::pair<DeviceIndex, MempoolId_t>, int> shared_uses_;
 
   // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
   // given back.
