@@ -15,20 +15,21 @@
 namespace cgp {
 namespace {
 
-// What there is now, of base and pools.
-size_t Allocated(const DeviceStats& now) {
-  return static_cast<size_t>(now.allocated_bytes[0].current);
-}
-size_t Reserved(const DeviceStats& now) {
-  return static_cast<size_t>(now.reserved_bytes[0].current);
-}
-
-void Report(Base& base, DevicePools& pools, Address address, int64_t bytes) {
+// Tells torch's profiler, if it wants to know, and what there is of base and pools now.
+template <typename Function>
+void Report(Base& base, DevicePools& pools, const Function& report) {
   if (!c10::memoryProfilingEnabled()) return;
   WithWarnings("torch's profiler", [&] {
     const DeviceStats now = pools.stats.Get(base);
-    c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), bytes, Allocated(now),
-                                     Reserved(now), c10::Device(c10::kCUDA, pools.device));
+    report(static_cast<size_t>(now.allocated_bytes[0].current),
+           static_cast<size_t>(now.reserved_bytes[0].current),
+           c10::Device(c10::kCUDA, pools.device));
+  });
+}
+void ReportBlock(Base& base, DevicePools& pools, const Block& block, int sign) {
+  Report(base, pools, [&](auto... now) {
+    c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(block.address),
+                                     sign * static_cast<int64_t>(block.bytes), now...);
   });
 }
 
@@ -95,11 +96,9 @@ void TellOutOfMemory(Base& base, DevicePools& pools, const Request& request,
     if (RunOutInBase(base, pools.device, bytes)) return;
   }
   ++pools.stats.ooms;
-  if (c10::memoryProfilingEnabled()) {
-    const DeviceStats now = pools.stats.Get(base);
-    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), Allocated(now),
-                                     Reserved(now), c10::Device(c10::kCUDA, pools.device));
-  }
+  Report(base, pools, [&](auto... now) {
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), now...);
+  });
   History& history = History::Get();
   if (!history.active()) return;
   history.Record({History::Action::OOM, pools.device, info.free_bytes, request.bytes,
@@ -112,7 +111,7 @@ void TellOutOfMemory(Base& base, DevicePools& pools, const Request& request,
 void Announce(Base& base, const DevicePools::Owned& made, History::Context context) noexcept {
   made.pools->stats.AfterChange(base);
   Note(base, History::Action::ALLOC, made, std::move(context));
-  Report(base, *made.pools, made.block.address, static_cast<int64_t>(made.block.bytes));
+  ReportBlock(base, *made.pools, made.block, 1);
   Trace(made.block, true);
 }
 
@@ -142,7 +141,7 @@ bool FreeAnnounced(Base& base, void* pointer) {
     if (told) Note(base, History::Action::ALLOC, *told, std::move(allocated));
   });
   if (pools == nullptr) return false;
-  Report(base, *pools, block.address, -static_cast<int64_t>(block.bytes));
+  ReportBlock(base, *pools, block, -1);
   return true;
 }
 

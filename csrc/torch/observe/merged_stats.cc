@@ -92,15 +92,9 @@ void AddHigherPeaks(const StatArray& part, StatArray& sum) {
   }
 }
 
-DeviceStats MergedStats::OfBase(Base& base) const {
-  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
-  const RelaxedCaptureMode relaxed;
-  return IfSupported([&] { return base.getDeviceStats(device_); });
-}
-
 void MergedStats::CatchUp(Base& base) {
   if (fraction_.load() == kUnknown) {
-    const RelaxedCaptureMode relaxed;  // as OfBase()
+    const RelaxedCaptureMode relaxed;  // as in Ask()
     const double of_base = IfSupported([&] { return base.getMemoryFraction(device_); }, 1.0);
     double unknown = kUnknown;
     fraction_.compare_exchange_strong(unknown, of_base < 1 ? of_base : kNone);
@@ -125,9 +119,11 @@ void MergedStats::AfterChange(Base& base) noexcept {
 // while they held that, or what it held at the last question; and what ours hold beside that is no
 // new peak, since otherwise it would have been asked when they grew.
 DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
-  const RelaxedCaptureMode relaxed;  // as OfBase(), for what is reset
+  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+  const RelaxedCaptureMode relaxed;
   SetUsage ours = set_.Usage();
-  DeviceStats bases = OfBase(base);
+  // A base that does not count (CUDAPluggableAllocator) has nothing.
+  DeviceStats bases = IfSupported([&] { return base.getDeviceStats(device_); });
   DeviceStats sum = ToDeviceStats(ours);
   ForEachPair(sum, bases, [&](Stat& both, const Stat& part) {
     both = {.current = part.current, .peak = both.current + part.*of_base};

@@ -86,8 +86,6 @@ class MergedStats {
  private:
   using Stat = c10::CachingAllocator::Stat;
 
-  // What the base counts: nothing if it does not count (CUDAPluggableAllocator).
-  DeviceStats OfBase(Base& base) const;
   // Notes what ours hold now and the base did: now, or at its peak since it was asked last. Returns
   // what it says.
   DeviceStats Ask(Base& base, int64_t Stat::*of_base);

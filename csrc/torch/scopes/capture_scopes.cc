@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 #include "torch/errors.h"
 #include "torch/observe/history.h"
 #include "torch/runtime.h"
@@ -62,6 +61,8 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   if (pools == nullptr && takes_captures && !BaseKnows(device, id)) {
     pools = &DevicePools::For(device, owner_);
   }
+  // Its end has failed.
+  if (ours && pools->set.InScope(pool) && !routes_.TargetOf(device, pool)) pools->EndScope(pool);
 
   Route route{
       {pool, kind, pools, mempool && mempool->whole_pages, stream}, device, id, std::move(filter)};
@@ -152,14 +153,14 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
 }
 
 void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
-  routes_.Close(pools.device, pool);
-  pools.EndScope(pool);
   routes_.Remove(pools.device, pool);
-  if (kind != ScopeKind::kCapture) return;
-  // That the capture is over is so whatever the base says.
-  TryTwice("the allocator below it, told that a capture is over,",
-           [&] { annexes_.End(pools.device, pool); });
-  ReleaseUnused(pools, pool);
+  // That a capture is over is so whatever the base says.
+  const bool capture = kind == ScopeKind::kCapture;
+  TryTwice("the allocator below it, told that a capture is over,", [&] {
+    if (capture) annexes_.End(pools.device, pool);
+  });
+  pools.EndScope(pool);
+  if (capture) ReleaseUnused(pools, pool);
 }
 
 // --- Captures that nobody ended ---
@@ -190,12 +191,10 @@ void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& coun
       routes_.Remove(route->device, route->id, route->paused);
       continue;
     }
-    ReserveMore(late_ends_, 1);
-    EndScope(*route->pools, route->id, route->kind);
-    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
-    if (route->closed || (route->nested && route->paused)) continue;
     route->failed = route->nested;
-    late_ends_.push_back(std::move(*route));
+    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
+    if (!route->nested || !route->paused) late_ends_.push_back(*route);
+    EndScope(*route->pools, route->id, route->kind);
   }
 }
 

@@ -145,9 +145,9 @@ class CaptureScopes {
   // Begins a scope of which all is decided. `graphs` is the pool of the graph that a nested scope
   // is of.
   void BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs);
-  // The one place where a scope of ours ends, for whatever reason. Its route is closed whatever
-  // throws. Where the pool's scope could not be ended the route stays, closed: another end, or
-  // whoever looks for abandoned captures next, ends it.
+  // The one place where a scope of ours ends, for whatever reason. Its route is gone whatever
+  // throws. A pool's scope that could not be ended, for lack of the host's memory, ends before the
+  // next one begins in it.
   void EndScope(DevicePools& pools, PoolId pool, ScopeKind kind);
 
   // Add and take away a user of our pool, which torch calls `id`.

@@ -126,7 +126,7 @@ std::optional<Target> RouteTable::AskFilters(DeviceIndex device, cudaStream_t st
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
-    if (route.device != device || route.closed || (of_graphs ? !graphs : route.paused)) continue;
+    if (route.device != device || (of_graphs ? !graphs : route.paused)) continue;
     // What is not captured has no order with what is.
     if (route.nested && route.pools != nullptr && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
@@ -144,8 +144,8 @@ std::optional<Target> RouteTable::GraphOf(DeviceIndex device, cudaStream_t strea
 bool RouteTable::IsBeingCaptured(DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
-  return route != nullptr && route->pools != nullptr && !route->closed &&
-         route->kind == ScopeKind::kCapture && OriginCaptures(*route);
+  return route != nullptr && route->pools != nullptr && route->kind == ScopeKind::kCapture &&
+         OriginCaptures(*route);
 }
 
 std::optional<Target> RouteTable::TargetOf(DeviceIndex device, PoolId id) const {
@@ -154,26 +154,18 @@ std::optional<Target> RouteTable::TargetOf(DeviceIndex device, PoolId id) const 
   return route == nullptr ? std::nullopt : std::optional<Target>(*route);
 }
 
-void RouteTable::Close(DeviceIndex device, PoolId id) {
-  const std::lock_guard lock(mutex_);
-  Route* const route = Find(device, id);
-  if (route == nullptr || route->closed) return;
-  route->closed = true;
-  Count(*route, -1);
-}
-
 void RouteTable::Remove(DeviceIndex device, PoolId id, bool paused) {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id, paused);
   if (route == nullptr) return;
-  if (!route->closed) Count(*route, -1);
+  Count(*route, -1);
   routes_.erase(routes_.begin() + (route - routes_.data()));
 }
 
 bool RouteTable::Pause(DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
-  if (route == nullptr || route->closed || route->kind != ScopeKind::kCapture) return false;
+  if (route == nullptr || route->kind != ScopeKind::kCapture) return false;
   if (!OriginCaptures(*route)) return false;
   if (!route->origins_capture) route->origins_capture = CaptureOf(route->origin);
   route->paused = true;
@@ -184,7 +176,7 @@ bool RouteTable::Pause(DeviceIndex device, PoolId id) {
 bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(anew.device, anew.id);
-  if (route == nullptr || route->closed || !route->paused) return false;
+  if (route == nullptr || !route->paused) return false;
   if (!MayResume(*route, stream, anew)) return false;
   StreamFilter filter = anew.filter;
   hold();
@@ -201,8 +193,8 @@ bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::funct
 
 void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {
   const auto is_another = [&](const Route& route) {
-    return route.kind == ScopeKind::kCapture && !route.closed && route.origin == origin &&
-           !route.IsOwn() && !OriginCaptures(route);
+    return route.kind == ScopeKind::kCapture && route.origin == origin && !route.IsOwn() &&
+           !OriginCaptures(route);
   };
   const auto are_there = [&] {
     const std::lock_guard table_lock(mutex_);
@@ -219,7 +211,6 @@ std::optional<Route> RouteTable::FindAbandoned(
     const std::function<bool(const Route&)>& counts) const {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
-    if (route.closed) return true;
     return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
            (!OriginCaptures(route) || (route.over && !route.nested));
   });
