@@ -61,7 +61,7 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
 const cgp::CaptureScopes::Counts& Counts() {
   static const cgp::CaptureScopes::Counts none;
   cgp::GraphAllocator* const allocator = cgp::GraphAllocator::Find();
-  return allocator == nullptr ? none : allocator->scopes().counts();
+  return allocator == nullptr ? none : allocator->scopes().counts;
 }
 
 }  // namespace

@@ -8,8 +8,6 @@
 #include <cstdio>
 #include <exception>
 #include <string>
-#include <utility>
-
 
 namespace cgp {
 

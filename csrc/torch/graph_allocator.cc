@@ -112,7 +112,7 @@ void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
 }
 
 DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
-  if (routes_.active() && bytes != 0) {
+  if (bytes != 0) {
     const DeviceIndex device = CurrentDevice();
     const auto target = routes_.Match(device, CurrentStream(device));
     // The base's memory is no way out: it would not be kept for the graph.

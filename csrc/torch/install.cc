@@ -83,10 +83,10 @@ void Enable(const Options& options) {
         "' was installed after cudagraph_pool was first enabled; restart the process and enable "
         "cudagraph_pool after it");
   }
-  allocator->scopes().SetSharesCaptures(options.share_captures);
-  allocator->scopes().SetTakesMemPools(options.mempools);
+  allocator->scopes().shares_captures = options.share_captures;
+  allocator->scopes().takes_mempools = options.mempools;
   SetExportable(options.exportable);
-  allocator->scopes().SetTakesCaptures(true);
+  allocator->scopes().takes_captures = true;
   cca::allocator.store(allocator.get());
   RegisterWithC10(*allocator);
 }
@@ -98,13 +98,13 @@ void Disable() {
   allocator->scopes().EndAbandoned();
   RefuseWhileCapturing("disable()");
   allocator->scopes().TryTrim();
-  allocator->scopes().SetTakesCaptures(false);
+  allocator->scopes().takes_captures = false;
 }
 
 bool IsEnabled() {
   GraphAllocator* const allocator = GraphAllocator::Find();
   return allocator != nullptr && cca::allocator.load() == allocator &&
-         allocator->scopes().takes_captures();
+         allocator->scopes().takes_captures;
 }
 
 }  // namespace cgp

@@ -19,7 +19,7 @@ class InstallTest : public GraphAllocatorTest {
   void SetUp() override {
     GraphAllocatorTest::SetUp();
     before_ = Installed().exchange(&base_);
-    allocator_.scopes().SetTakesCaptures(false);
+    allocator_.scopes().takes_captures = false;
   }
   void TearDown() override {
     Installed().store(before_);
@@ -102,7 +102,7 @@ TEST_F(InstallTest, CapturesGoOnWhileOthersSwitch) {
 // The pool goes while somebody else is thrown out of a capture in it.
 TEST_F(InstallTest, APoolIsReleasedByOthersWhileItsCaptureFails) {
   for (int round = 0; round < 100; ++round) {
-    allocator_.scopes().SetTakesCaptures(true);
+    allocator_.scopes().takes_captures = true;
     allocator_.scopes().Register(device_, ToPoolId(id_));
     std::thread releases;
     try {

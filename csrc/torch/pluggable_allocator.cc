@@ -56,11 +56,10 @@ bool ServesMemPools() { return cca::get()->name() == "native"; }
 // opened again.
 void OpenEagerPool(PoolSet& set) {
   if (set.InScope(kEagerPool)) return;
-  const bool has_user = set.UseCount(kEagerPool) > 0;
   // Memory of a MemPool that did not go may be there because somebody captures unknown to us.
   const bool capturing = ServesMemPools() && set.Contains(kEagerPool);
   set.BeginScope(kEagerPool, ScopeKind::kEager, capturing);
-  if (has_user) set.Release(kEagerPool);  // BeginScope() added one
+  if (set.UseCount(kEagerPool) > 1) set.Release(kEagerPool);  // BeginScope() added one
 }
 
 // Lets what was freed behind other streams' work become free to all: fences open after a scope, if
@@ -96,7 +95,7 @@ CGP_EXPORT void* cudagraph_pool_malloc(size_t bytes, int of_device, cudaStream_t
   if (bytes == 0) return nullptr;
   const auto device = static_cast<DeviceIndex>(of_device);
   RouteTable& routes = Scopes().routes();
-  const auto target = routes.active() ? routes.Match(device, stream) : std::nullopt;
+  const auto target = routes.Match(device, stream);
   TORCH_CHECK(target || !IsCapturing(stream) || ServesMemPools(),
               "cudagraph_pool_malloc was called while a CUDA graph is captured, and torch was not "
               "told how to say so: use cudagraph_pool.pluggable_allocator(), which sets the hooks, "

@@ -99,11 +99,14 @@ void TellOutOfMemory(Base& base, DevicePools& pools, const Request& request,
   Report(base, pools, [&](auto... now) {
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), now...);
   });
-  History& history = History::Get();
-  if (!history.active()) return;
-  history.Record({History::Action::OOM, pools.device, info.free_bytes, request.bytes,
-                  request.stream, request.id},
-                 history.Gather(History::When::ALLOC), base.getUserMetadata());
+  // Such an entry's address is what is free.
+  Note(base, History::Action::OOM,
+       {&pools,
+        request.id,
+        {.address = Address{info.free_bytes},
+         .requested_bytes = request.bytes,
+         .stream = request.stream}},
+       History::Get().Gather(History::When::ALLOC));
 }
 
 }  // namespace

@@ -80,8 +80,8 @@ void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) n
                     static_cast<c10::DeviceIndex>(device),
                     address,
                     bytes,
-                    Purpose::now_.second,
-                    Purpose::now_.first};
+                    Purpose::now.second,
+                    Purpose::now.first};
   // What is mapped is mapped, also where memory does not suffice for noting it.
   WithWarnings("the history of allocations", [&] {
     const std::lock_guard lock(history.mutex_);

@@ -62,16 +62,12 @@ class History {
   };
 
   // While one lives, what its thread maps is noted as being for this pool and stream.
-  class Purpose {
-   public:
-    Purpose(PoolId pool, StreamId stream) { now_ = {pool, stream}; }
-    ~Purpose() { now_ = {}; }
+  struct Purpose {
+    Purpose(PoolId pool, StreamId stream) { now = {pool, stream}; }
+    ~Purpose() { now = {}; }
     Purpose(const Purpose&) = delete;
     Purpose& operator=(const Purpose&) = delete;
-
-   private:
-    friend class History;
-    static inline constinit thread_local std::pair<PoolId, StreamId> now_{};
+    static inline constinit thread_local std::pair<PoolId, StreamId> now{};
   };
 
   // The process's one.

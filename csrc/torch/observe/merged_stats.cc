@@ -60,12 +60,11 @@ void ForEachShown(SetUsage& usage, DeviceStats& stats, Function function) {
 }
 
 Stat ToStat(const Gauge& gauge) {
-  Stat stat;
-  stat.current = static_cast<int64_t>(gauge.current);
-  stat.peak = static_cast<int64_t>(gauge.peak);
-  stat.allocated = static_cast<int64_t>(gauge.added);
-  stat.freed = static_cast<int64_t>(gauge.removed);
-  return stat;
+  const auto number = [](uint64_t value) { return static_cast<int64_t>(value); };
+  return {.current = number(gauge.current),
+          .peak = number(gauge.peak),
+          .allocated = number(gauge.added),
+          .freed = number(gauge.removed)};
 }
 
 // What torch.cuda.memory_stats() counts, for such usage alone.
@@ -201,16 +200,10 @@ void MergedStats::Store(double fraction) {
 }
 
 void MergedStats::SetFraction(Base& base, double fraction) {
-  BeforeChange(base);                         // asks what is in force, to go back to
+  BeforeChange(base);
   base.setMemoryFraction(fraction, device_);  // refuses what is no fraction
-  const double before = fraction_.load();
   Store(fraction);
-  OrUndo([&] { LimitBase(base); },
-         [&] {
-           Store(before);
-           base.setMemoryFraction(std::min(before, 1.0), device_);
-           LimitBase(base);
-         });
+  AfterChange(base);
 }
 
 void MergedStats::LimitOurs() {

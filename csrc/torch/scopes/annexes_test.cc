@@ -167,7 +167,7 @@ TEST_F(AnnexesTest, ABaseThatRefusesLeavesNoCapture) {
 
 // The other way round: storages keep us, too, when captures are the base's again.
 TEST_F(AnnexesTest, WhatABasesCaptureAsksUsForIsTheBases) {
-  allocator_.scopes().SetTakesCaptures(false);
+  allocator_.scopes().takes_captures = false;
   Graph graph(*this, id_, 7);
   graph.Begin();
   EXPECT_EQ(PoolOf(allocator_.allocate(1000)), id_);

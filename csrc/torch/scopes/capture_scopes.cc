@@ -43,14 +43,14 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   routes_.AwaitOthers(stream, lock);
   TakeAsFailed(/*own_alone=*/false, [&](const Route& route) { return route.origin == stream; });
   const bool capturing = IsCapturing(stream);
-  const bool takes_captures = this->takes_captures();
+  const bool takes = takes_captures;
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
   // A capture may not wait for another one that fills the shared pool: it gets a pool of its own
   // then.
-  const bool shares = kind == ScopeKind::kCapture && takes_captures && shares_captures_ &&
-                      IsAnonymous(id) && !FindOurs(device, id) && !BaseKnows(device, id) &&
+  const bool shares = kind == ScopeKind::kCapture && takes && shares_captures && IsAnonymous(id) &&
+                      !FindOurs(device, id) && !BaseKnows(device, id) &&
                       !routes_.TargetOf(device, kShared);
   const PoolId pool = shares ? kShared : PoolNamed(device, id);
   TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
@@ -58,7 +58,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   DevicePools* pools = ours ? ours->pools : nullptr;
   const ScopeKey key{device, pool};
   const MemPool* const mempool = FindMemPool(key);
-  if (pools == nullptr && takes_captures && !BaseKnows(device, id)) {
+  if (pools == nullptr && takes && !BaseKnows(device, id)) {
     pools = &DevicePools::For(device, owner_);
   }
   // Its end has failed.
@@ -94,25 +94,22 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   pools == nullptr ? base_->beginAllocateToPool(device, id, route.filter)
                    : BeginInOurs(route, capturing, graphs);
   if (kind == ScopeKind::kCapture && !route.nested) {
-    ++(pools == nullptr ? counts_.bases : counts_.ours);
-    if (pools == nullptr && !takes_captures) ++counts_.while_stopped;
-    if (pools == nullptr && takes_captures && FindMemPool(key, /*ours=*/false)) {
-      ++counts_.in_mempools;
-    }
+    ++(pools == nullptr ? counts.bases : counts.ours);
+    if (pools == nullptr && !takes) ++counts.while_stopped;
+    if (pools == nullptr && takes && FindMemPool(key, /*ours=*/false)) ++counts.in_mempools;
   }
   routes_.Add(std::move(route));
 }
 
 void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
   DevicePools& pools = *route.pools;
-  const bool capture = route.kind == ScopeKind::kCapture;
   CountName(route.device, route.name, route.id, 1);
   OrUndo([&] { pools.set.BeginScope(route.id, route.kind, capturing); },
          [&] { CountName(route.device, route.name, route.id, -1); });
   bool is_kept = false;
   const auto tell = [&] {
     is_kept = graphs && KeepFor(pools, *graphs, route.id);
-    if (capture) annexes_.Begin(route.device, route.id);
+    if (route.kind == ScopeKind::kCapture) annexes_.Begin(route.device, route.id);
   };
   OrUndo(tell, [&] {
     if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
@@ -185,8 +182,8 @@ void CaptureScopes::EndFailed(DeviceIndex device, MempoolId_t id) {
   TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
 }
 
-void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
-  while (std::optional<Route> route = routes_.FindAbandoned(counts)) {
+void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& considered) {
+  while (std::optional<Route> route = routes_.FindAbandoned(considered)) {
     if (route->pools == nullptr) {  // the base keeps its own books
       routes_.Remove(route->device, route->id, route->paused);
       continue;

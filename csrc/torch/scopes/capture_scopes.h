@@ -79,11 +79,10 @@ class CaptureScopes {
   }
 
   // Of captures to come: whether they become ours, or the base's; pools that are ours go on working.
-  void SetTakesCaptures(bool takes) { takes_captures_.store(takes); }
-  bool takes_captures() const { return takes_captures_.load(); }
+  std::atomic<bool> takes_captures{true};
   // Whether those that name no pool share one, and whether MemPools are ours.
-  void SetSharesCaptures(bool shares) { shares_captures_.store(shares); }
-  void SetTakesMemPools(bool takes) { takes_mempools_.store(takes); }
+  std::atomic<bool> shares_captures{false};
+  std::atomic<bool> takes_mempools{true};
 
   // How many captures have begun since the process did.
   struct Counts {
@@ -92,8 +91,7 @@ class CaptureScopes {
     // Of the base's, why. The others went to pools that the base had before.
     std::atomic<uint64_t> while_stopped{0};  // we took none
     std::atomic<uint64_t> in_mempools{0};    // of the base's
-  };
-  const Counts& counts() const { return counts_; }
+  } counts;
 
   // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
   // ended.
@@ -162,17 +160,13 @@ class CaptureScopes {
   bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
   void ReleaseKeptFor(DevicePools& pools, PoolId of);
 
-  void CloseAbandoned(const std::function<bool(const Route&)>& counts);
+  void CloseAbandoned(const std::function<bool(const Route&)>& considered);
   // The captures of these routes have failed, since a new one begins where they were. The routes of
   // other threads are left open if `own_alone`: these may be about to begin their captures.
   void TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed);
 
   const PoolsOwner owner_;
   Base* const base_;
-  std::atomic<bool> takes_captures_{true};
-  std::atomic<bool> shares_captures_{false};
-  std::atomic<bool> takes_mempools_{true};
-  Counts counts_;
   RouteTable routes_;
   Annexes annexes_{base_, routes_};
   mutable std::mutex names_mutex_;  // the last one, for those who have no other

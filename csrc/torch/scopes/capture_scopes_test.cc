@@ -30,7 +30,7 @@ TEST_F(GraphScopesTest, ACaptureOfTheBasesThatPausesIsStillACapture) {
     allocator_.beginAllocateToPool(device_, id_, graph.Filter());
     EXPECT_TRUE(base_.open.contains({device_, id_}));
   }
-  EXPECT_EQ(allocator_.scopes().counts().bases, 1U);
+  EXPECT_EQ(allocator_.scopes().counts.bases, 1U);
   graph.End();
   EXPECT_FALSE(allocator_.capturing());
   EXPECT_FALSE(base_.open.contains({device_, id_}));
@@ -54,7 +54,7 @@ TEST_F(GraphScopesTest, AnEagerScopeEndsThoughTheDeviceCannotBeMarked) {
 }
 
 TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
-  allocator_.scopes().SetTakesMemPools(false);
+  allocator_.scopes().takes_mempools = false;
   allocator_.createOrIncrefPool(device_, id_);
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -72,7 +72,7 @@ TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   Graph later(*this, old, 8);
   later.Begin();
   later.End();
-  const auto& counts = allocator_.scopes().counts();
+  const auto& counts = allocator_.scopes().counts;
   EXPECT_EQ(counts.bases, 2U);
   EXPECT_EQ(counts.in_mempools, 1U);
   EXPECT_EQ(counts.while_stopped, 0U);
@@ -197,8 +197,8 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   allocator_.endAllocateToPool(device_, id_);
   allocator_.releasePool(device_, id_);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
-  allocator_.scopes().SetTakesCaptures(false);
-  allocator_.scopes().SetTakesCaptures(true);
+  allocator_.scopes().takes_captures = false;
+  allocator_.scopes().takes_captures = true;
   allocator_.releasePool(device_, id_);
   EXPECT_THROW(allocator_.releasePool(device_, id_), UsageError);
   allocator_.emptyCache();
@@ -348,7 +348,7 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   first.Begin();
   const DataPtr inside = allocator_.allocate(1000);
   first.End();
-  allocator_.scopes().SetTakesCaptures(false);
+  allocator_.scopes().takes_captures = false;
   Graph second(*this, id_, 8);
   second.Begin();
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
@@ -359,8 +359,8 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   own.End();
   own.Reset();
   EXPECT_EQ(base_.users.at({3, 0}), 0);
-  EXPECT_EQ(allocator_.scopes().counts().while_stopped, 1U);
-  allocator_.scopes().SetTakesCaptures(false);
+  EXPECT_EQ(allocator_.scopes().counts.while_stopped, 1U);
+  allocator_.scopes().takes_captures = false;
 }
 
 }  // namespace

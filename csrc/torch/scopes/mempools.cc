@@ -27,7 +27,7 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
                     " already allocates by itself: it cannot be given another allocator");
     return Hold(*ours->pools, id, ours->id);
   }
-  const bool takes = allocator == nullptr && takes_captures() && takes_mempools_;
+  const bool takes = allocator == nullptr && takes_captures && takes_mempools;
   const bool ours = takes && !BaseKnows(device, id);
   const bool is_new = mempools_.try_emplace(key, MemPool{.ours = ours}).second;
   const auto create = [&] {

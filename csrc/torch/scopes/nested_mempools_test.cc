@@ -53,7 +53,7 @@ TEST_F(NestedTest, InACaptureTheNewestTakesWhatIsCaptured) {
   EXPECT_EQ(PoolOf(allocator_.allocate(1000)), ToPoolId(other_));
   AllocateNested(id_).clear();
   graph.End();
-  EXPECT_EQ(allocator_.scopes().counts().ours, 1u);
+  EXPECT_EQ(allocator_.scopes().counts.ours, 1u);
   EXPECT_FALSE(allocator_.capturing());
   AllocateIn(id_, kPage).clear();
   graph.Reset();
@@ -159,7 +159,7 @@ TEST_F(NestedTest, AnotherThreadsCaptureDoesNotGoOnWithAScope) {
 
 // Its MemPools have several scopes at once: those that captures may go on with, and an open one.
 TEST_F(NestedTest, TheBasesScopesEndWithTheirOwnCaptures) {
-  allocator_.scopes().SetTakesMemPools(false);
+  allocator_.scopes().takes_mempools = false;
   allocator_.createOrIncrefPool(device_, id_);
   Graph graph(*this, other_, 7);
   graph.Begin();

@@ -19,11 +19,7 @@ struct Answer {
 };
 
 // A thread allocates on few streams at a time. Two that share a place cost each other time alone.
-Answer& AnswerFor(cudaStream_t stream) {
-  static constinit thread_local std::array<Answer, 8> answers{};
-  const uint64_t mixed = reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull;
-  return answers[mixed >> 61];
-}
+constinit thread_local std::array<Answer, 8> answers{};
 
 // Whether the calling thread can ask for the stream that the capture began on: by the name of the
 // per-thread default stream it would ask for its own.
@@ -69,7 +65,7 @@ bool MayResume(const Route& route, cudaStream_t stream, const Route& anew) {
 }  // namespace
 
 RouteTable::~RouteTable() {
-  Gate::CountScopes(-routes_count_);
+  Gate::CountScopes(-static_cast<int>(routes_.size()));
   MeteredDriver::CountCaptures(-captures_count_);
 }
 
@@ -98,14 +94,13 @@ void RouteTable::Count(const Route& route, int change) {
     captures_count_.fetch_add(change, std::memory_order_acq_rel);
     MeteredDriver::CountCaptures(change);
   }
-  routes_count_.fetch_add(change, std::memory_order_acq_rel);
   Gate::CountScopes(change);
 }
 
 std::optional<Target> RouteTable::Match(DeviceIndex device, cudaStream_t stream) {
   const bool captures = captures_count_.load(std::memory_order_acquire) != 0;
   const std::optional<CaptureId> capture = captures ? CaptureOf(stream) : std::nullopt;
-  Answer& answer = AnswerFor(stream);
+  Answer& answer = answers[(reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull) >> 61];
   // The capture of the remembered id is not over, since the stream is in it: there can be no other
   // of that id.
   if (capture == answer.target.capture && answer.stream == stream && answer.device == device &&

@@ -77,8 +77,7 @@ class RouteTable {
   RouteTable() { NoteChange(); }
   ~RouteTable();
 
-  // Whether any route is open, and whether one of a capture, so that a capture may be under way.
-  bool active() const { return routes_count_.load(std::memory_order_acquire) != 0; }
+  // Whether a route of a capture is open, so that a capture may be under way.
   bool capturing() const { return captures_count_.load(std::memory_order_acquire) != 0; }
 
   // Add() fails no more after this, until the next one.
@@ -137,8 +136,7 @@ class RouteTable {
   mutable std::vector<Route> routes_;  // oldest first
   // Changes with the routes; no other table of the process has or had the same.
   std::atomic<uint64_t> version_;
-  // invariants: those in routes_, and the capture routes among them
-  std::atomic<int> routes_count_{0};
+  // invariant: the capture routes in routes_
   std::atomic<int> captures_count_{0};
 };
 

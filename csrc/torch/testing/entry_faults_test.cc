@@ -41,8 +41,7 @@ std::string World::Describe() {
   }
   text << "base's blocks " << FakeBaseAllocator::live.size() << " fraction " << base.fraction
        << " capturing " << allocator.capturing() << " limit " << allocator.getMemoryFraction(device)
-       << " captures " << allocator.scopes().counts().ours << " "
-       << allocator.scopes().counts().bases;
+       << " captures " << allocator.scopes().counts.ours << " " << allocator.scopes().counts.bases;
   for (const MempoolId_t& id : {kId, kOther, kAnonymous}) {
     try {
       text << " " << allocator.getPoolUseCount(device, id);
