@@ -7,10 +7,8 @@
 // for and keeps. With the hooks (cudagraph_pool.pluggable_allocator() sets them) each pool of
 // torch's is one of ours, and only eager memory comes from the pool that is always open.
 #include <c10/cuda/CUDACachingAllocator.h>
-#include <c10/cuda/CUDAMacros.h>
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <atomic>
 #include <mutex>
 #include <string>
@@ -38,10 +36,10 @@ CaptureScopes& Scopes() {
   return *scopes;  // never destroyed, as the pools
 }
 
-// Of which devices' captures torch tells us. Until it does, what a stream freed is its own, as it
-// is with torch's allocator, until memory runs out: a mark that opens it to others would break a
-// capture.
-std::array<std::atomic<bool>, C10_COMPILE_TIME_MAX_GPUS> told_of{};
+// Whether torch calls hooks, so that captures are known. Until then what a stream freed is its own,
+// as it is with torch's allocator, until memory runs out: a mark that opens it to others would break
+// a capture.
+std::atomic<bool> calls_hooks{false};
 
 // Orders eager allocations, during which the eager pool stays open. The base may hold its lock when
 // it comes here: its lock is never asked for behind this one, nor behind that of the scopes.
@@ -77,8 +75,7 @@ Block AllocateEager(size_t bytes, DeviceIndex device, cudaStream_t stream) {
   const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
   // It had to grow: what other streams have freed may help the next time.
-  if (!told_of[static_cast<size_t>(device)] || set.Stats(kEagerPool).reserved_bytes == reserved)
-    return block;
+  if (!calls_hooks || set.Stats(kEagerPool).reserved_bytes == reserved) return block;
   OrUndo([&] { CycleEagerPool(set); }, [&] { set.Free(block.address); });  // nobody else will
   return block;
 }
@@ -166,13 +163,14 @@ CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {
 // torch does not say which device's the stream is. One of another device than the block's is taken
 // for this one's: if it is no default stream CUDA refuses when the block is freed.
 CGP_EXPORT void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream) {
+  calls_hooks = true;
   DevicePools::TryRecordUse(pointer, ToStreamId(stream), kPluggableAllocator);
 }
 
 CGP_EXPORT void cudagraph_pool_begin_allocate_to_pool(int device, MempoolId_t id,
                                                       StreamFilter filter) {
+  calls_hooks = true;
   Scopes().Begin(static_cast<DeviceIndex>(device), id, std::move(filter));
-  told_of[static_cast<size_t>(device)] = true;
 }
 
 CGP_EXPORT void cudagraph_pool_end_allocate_to_pool(int device, MempoolId_t id) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
@@ -56,11 +57,7 @@ class PluggableAllocatorTest : public ::testing::Test {
   }
   uint64_t Reserved() { return set().Usage().reserved_bytes.current; }
   // Until torch calls them it may have none.
-  void ShowHooks() {
-    cudagraph_pool_begin_allocate_to_pool(device_, {0, 9}, [](cudaStream_t) { return false; });
-    cudagraph_pool_end_allocate_to_pool(device_, {0, 9});
-    cudagraph_pool_release_pool(device_, {0, 9});
-  }
+  void ShowHooks() { cudagraph_pool_record_stream(this, Stream(2)); }
   static void Free(void* pointer) { cudagraph_pool_free(pointer, 0, 0, nullptr); }
   // What torch.cuda.CUDAGraph does with the hooks.
   void BeginCapture(c10::MempoolId_t id, CaptureId capture, uintptr_t stream = 1) {
@@ -195,16 +192,22 @@ TEST_F(PluggableAllocatorTest, DuringACaptureEagerFencesStayShut) {
   EXPECT_EQ(Malloc(kPage, 3), first);
 }
 
-// Without hooks nobody says that another thread captures.
+// Without hooks nobody says that another thread captures. In a process of its own, where torch has
+// called none yet.
 TEST_F(PluggableAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut) {
-  void* const first = Malloc(kPage, 2);
-  Free(first);
-  const CaptureId capture = host().graphs().Begin(StreamId{1});
-  EXPECT_NE(Malloc(kPage, 3), first);
-  EXPECT_NE(Malloc(kPage, 3), first);
-  host().graphs().End(capture);
-  EXPECT_NE(Malloc(kPage, 3), first);
-  EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto without_hooks = [&] {
+    void* const first = Malloc(kPage, 2);
+    Free(first);
+    const CaptureId capture = host().graphs().Begin(StreamId{1});
+    EXPECT_NE(Malloc(kPage, 3), first);
+    EXPECT_NE(Malloc(kPage, 3), first);
+    host().graphs().End(capture);
+    EXPECT_NE(Malloc(kPage, 3), first);
+    EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
+    return HasFailure() ? 1 : 0;
+  };
+  EXPECT_EXIT(std::_Exit(without_hooks()), ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
