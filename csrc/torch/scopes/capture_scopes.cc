@@ -61,7 +61,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   if (pools == nullptr && takes && !BaseKnows(device, id)) {
     pools = &DevicePools::For(device, owner_);
   }
-  // Its end has failed.
+  // The end of the scope before it has failed.
   if (ours && pools->set.InScope(pool) && !routes_.TargetOf(device, pool)) pools->EndScope(pool);
 
   Route route{
