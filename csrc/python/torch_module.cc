@@ -60,8 +60,8 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
 
 const cgp::CaptureScopes::Counts& Counts() {
   static const cgp::CaptureScopes::Counts none;
-  cgp::GraphAllocator* const allocator = cgp::FindGraphAllocator();
-  return allocator == nullptr ? none : allocator->scopes().counts();
+  cgp::GraphAllocator* const allocator = cgp::GraphAllocator::Find();
+  return allocator == nullptr ? none : allocator->scopes().counts;
 }
 
 }  // namespace
@@ -108,12 +108,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       "register_pool", [=](DeviceIndex device, PoolId id) { scopes().Register(device, id); },
       no_gil);
   def_of_pool(
-      "unregister_pool", [=](DeviceIndex device, PoolId id) { scopes().Unregister(device, id); },
+      "unregister_pool",
+      [=](DeviceIndex device, const c10::MempoolId_t& id) { scopes().Release(device, id); },
       no_gil);
   def_of_pool(
       "is_mempool",
       [=](DeviceIndex device, PoolId id) {
-        return cgp::FindGraphAllocator() != nullptr && scopes().IsMemPool(device, id);
+        return cgp::GraphAllocator::Find() != nullptr && scopes().IsMemPool(device, id);
       },
       no_gil);
   def_of_pool("captures",

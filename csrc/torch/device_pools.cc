@@ -19,15 +19,6 @@ std::mutex registration_mutex;
 
 Address ToAddress(const void* pointer) { return reinterpret_cast<Address>(pointer); }
 
-// Lets the other device in, if it can reach this one.
-void LetIn(DevicePools& pools, const DevicePools& other) {
-  try {
-    pools.set.EnablePeer(other.device);
-  } catch (const DriverError& error) {
-    if (error.code() != cudaErrorPeerAccessUnsupported) throw;
-  }
-}
-
 }  // namespace
 
 DevicePools::DevicePools(DeviceIndex of)
@@ -47,9 +38,15 @@ DevicePools& DevicePools::For(DeviceIndex index, PoolsOwner owner) {
   if (DevicePools* const pools = Find(index, owner)) return *pools;
   std::unique_ptr<DevicePools> made(new DevicePools(index));
   if (owner == kPluggableAllocator) {
-    for (DevicePools* const others : All(owner)) {
-      LetIn(*others, *made);
-      LetIn(*made, *others);
+    for (DevicePools* const other : All(owner)) {
+      for (const auto& [pools, peer] :
+           {std::pair(other, index), std::pair(made.get(), other->device)}) {
+        try {
+          pools->set.EnablePeer(peer);
+        } catch (const DriverError& error) {  // that cannot reach this one
+          if (error.code() != cudaErrorPeerAccessUnsupported) throw;
+        }
+      }
     }
   }
   std::atomic<DevicePools*>& newest = newest_[static_cast<size_t>(owner)];

@@ -24,6 +24,8 @@ namespace cgp {
 using c10::DeviceIndex;
 using c10::MempoolId_t;
 
+class History;
+
 // Who hands out the blocks of some pools. Each has pools of its own on each device: what the C
 // functions hand out as a segment of a MemPool is the base's memory, counted by the base, and a
 // block that the base makes at the segment's start is not GraphAllocator's to free.
@@ -80,6 +82,19 @@ class DevicePools {
   // does not know of; then it may give nothing back. It runs between what `base` has to be asked
   // and told, if there is one. pre: torch knows of no capture.
   uint64_t Trim(Base* base, std::optional<PoolId> only = std::nullopt);
+
+  // Appends the pool `only`, or all pools, with what `history` knows of their blocks, as
+  // torch.cuda.memory_snapshot() shows memory.
+  //
+  // A byte may stand behind several addresses, but must be shown once: one of a live block at the
+  // block's address, a free one at the first address that its page was mapped at. Bytes shown side
+  // by side form a segment, up to the first live block of another stream. So live blocks stand
+  // where they are, whole; the segments sum up to what is reserved and their blocks to what is
+  // allocated; and a segment is of one stream and any number of bytes long. But what history tells
+  // of pages that are mapped is not what segments look like: PyTorch's viewer cannot always go back
+  // in time.
+  void AppendSegments(std::optional<PoolId> only, const History& history,
+                      std::vector<c10::CachingDeviceAllocator::SegmentInfo>& segments);
 
   const DeviceIndex device;
   MeteredDriver driver;

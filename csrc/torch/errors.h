@@ -1,5 +1,5 @@
-// Errors: the core's and the driver's as torch's, which Python sees as RuntimeError; what the base
-// may lack; and errors of callbacks.
+// Errors: what the base may lack, and errors of callbacks. Those of the core and the driver go to
+// torch as they are: Python sees a RuntimeError.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -7,26 +7,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
-#include <stdexcept>
 #include <string>
-#include <utility>
-
-#include "core/base/error.h"
-#include "core/driver.h"
 
 namespace cgp {
-
-// Runs what may throw them.
-template <typename Function>
-decltype(auto) AsTorchErrors(Function function) {
-  try {
-    return function();
-  } catch (const std::logic_error& error) {
-    TORCH_CHECK(false, error.what());
-  } catch (const DriverError& error) {
-    TORCH_CHECK(false, error.what());
-  }
-}
 
 // What `ask`, a question to the base, says, or `otherwise` if the base does not support it, as
 // CUDAPluggableAllocator supports neither statistics nor fractions. It says so by a c10::Error,
@@ -69,25 +52,6 @@ void TryTwice(const char* what, const Function& function) noexcept {
     });
   }
 }
-
-// Runs callbacks of others all, also if some of them throw; Rethrow() throws the first error.
-class Callbacks {
- public:
-  template <typename Function>
-  void Run(const Function& function) {
-    try {
-      function();
-    } catch (...) {
-      if (first_ == nullptr) first_ = std::current_exception();
-    }
-  }
-  void Rethrow() const {
-    if (first_ != nullptr) std::rethrow_exception(first_);
-  }
-
- private:
-  std::exception_ptr first_;
-};
 
 // For texts.
 inline std::string Mebibytes(uint64_t bytes) {

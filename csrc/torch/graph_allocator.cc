@@ -1,12 +1,17 @@
-// Allocating, freeing and running out. What is forwarded stands in graph_forwarding.cc.
+// Allocating, freeing and running out, and what differs from the base only for our pointers and
+// pools. What is the base's alone stands in the header.
 #include "torch/graph_allocator.h"
 
 #include <c10/core/impl/GPUTrace.h>
 #include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
 
-#include <type_traits>
+#include <algorithm>
+#include <iterator>
 
+#include "core/base/error.h"
 #include "torch/errors.h"
+#include "torch/install.h"
 #include "torch/runtime.h"
 
 // Texts are put together before torch's macros get them: given several parts these format them with
@@ -14,38 +19,33 @@
 namespace cgp {
 namespace {
 
-std::atomic<GraphAllocator*> instance{nullptr};
-std::mutex instance_mutex;
-
-// A block as torch gets it: a DataPtr, or a plain pointer.
-template <typename Memory>
-Memory To(const Block& block, DeviceIndex device) {
-  void* const pointer = reinterpret_cast<void*>(block.address);
-  if constexpr (std::is_pointer_v<Memory>) {
-    return pointer;
-  } else {
-    return {pointer, pointer, &GraphAllocator::FreeMemory, c10::Device(c10::kCUDA, device)};
-  }
+// Memory as torch gets it in pools.
+DataPtr ToData(void* pointer, DeviceIndex device) {
+  return {pointer, pointer, &GraphAllocator::FreeMemory, c10::Device(c10::kCUDA, device)};
+}
+DataPtr ToData(const Block& block, DeviceIndex device) {
+  return ToData(reinterpret_cast<void*>(block.address), device);
 }
 
-// So that the base can have our unused memory before it gives up. It runs this whenever nothing in
-// its cache fits, with its lock held.
-class FreeUnusedPoolsCallback final : public c10::FreeMemoryCallback {
- public:
-  bool Execute() override {
-    // The base asks the device next, whatever we could not give back.
-    uint64_t bytes = 0;
-    WithWarnings("giving back the memory of unused graph pools", [&] {
-      GraphAllocator* const allocator = FindGraphAllocator();
-      if (allocator != nullptr) bytes = allocator->scopes().TryTrim(CurrentDevice());
-    });
-    return bytes > 0;
-  }
-};
+// Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block
+// has (any more) is as little cudaMalloc's as that of a live one, and a graph may still use it.
+bool IsMapped(const void* pointer) {
+  const auto has_it = [&](DevicePools& pools) {
+    return pools.set.HasReserved(reinterpret_cast<Address>(pointer));
+  };
+  return std::ranges::any_of(
+      kPoolsOwners, [&](PoolsOwner owner) { return DevicePools::FindFirst(owner, has_it); });
+}
 
-const c10::RegistererFreeCudaMemoryCallbacksRegistry callback_registerer(
-    "cudagraph_pool", c10::FreeCudaMemoryCallbacksRegistry(),
-    c10::RegistererFreeCudaMemoryCallbacksRegistry::DefaultCreator<FreeUnusedPoolsCallback>);
+// Checkpoints are how torch.compile's graph trees go back to the end of an earlier graph, to record
+// another one from there.
+struct CheckpointOfOurs final : cca::AllocatorState {
+  PoolId id;
+  PoolCheckpoint checkpoint;
+  // The pool's annex, if it was in use, and the base's checkpoint of it.
+  std::optional<MempoolId_t> annex;
+  std::shared_ptr<cca::AllocatorState> of_annex;
+};
 
 // Nothing if the memory does not suffice.
 std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
@@ -55,34 +55,23 @@ std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
   } catch (const OutOfMemoryError&) {
     return std::nullopt;
   } catch (const DriverError& error) {
-    TORCH_CHECK(error.status() == DriverStatus::kOutOfMemory, error.what());
+    if (error.status() != DriverStatus::kOutOfMemory) throw;
     return std::nullopt;
-  } catch (const std::logic_error& error) {
-    TORCH_CHECK(false, error.what());
   }
 }
 
 }  // namespace
 
-GraphAllocator* FindGraphAllocator() noexcept { return instance.load(std::memory_order_acquire); }
-
-std::shared_ptr<GraphAllocator> GetGraphAllocator() {
-  const std::lock_guard lock(instance_mutex);
-  GraphAllocator* allocator = FindGraphAllocator();
-  if (allocator == nullptr) allocator = new GraphAllocator(*cca::get());
-  return {allocator, [](GraphAllocator*) {}};
-}
-
 GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
   for (DevicePools* pools : DevicePools::All()) pools->stats.ForgetBase();
-  instance.store(this, std::memory_order_release);
+  instance_.store(this, std::memory_order_release);
 }
 
-GraphAllocator::~GraphAllocator() { instance.store(nullptr, std::memory_order_release); }
+GraphAllocator::~GraphAllocator() { instance_.store(nullptr, std::memory_order_release); }
 
 template <typename AskStream, typename AskBase>
-auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base) {
-  using Memory = decltype(ask_base());
+DataPtr GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream,
+                                 const AskBase& ask_base) {
   const Gate::Word gate = Gate::Read();
   std::optional<Target> target;
   if (Gate::HasScopes(gate) && bytes != 0) {
@@ -90,18 +79,19 @@ auto GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream, const A
     const cudaStream_t stream = ask_stream(device);
     target = routes_.Match(device, stream);
     if (target && target->pools != nullptr) {
-      return To<Memory>(AllocateInPool(*target, bytes, stream), device);
+      return ToData(AllocateInPool(*target, bytes, stream), device);
     }
   }
   try {
-    Memory memory = ask_base();
+    DataPtr memory = ask_base();
+    if (target) (void)memory.compare_exchange_deleter(base_.raw_deleter(), &FreeMemory);
     if (!Gate::IsEager(gate)) Gate::NoteBaseGrowth();
     return memory;
   } catch (const c10::OutOfMemoryError&) {
     const DeviceIndex device = CurrentDevice();
     const auto lent = target ? std::nullopt : Lend(bytes, device, ask_stream(device));
     if (!lent) throw;
-    return To<Memory>(lent->block, device);
+    return ToData(lent->block, device);
   }
 }
 
@@ -110,17 +100,19 @@ DataPtr GraphAllocator::allocate(size_t bytes) {
 }
 
 void* GraphAllocator::raw_alloc(size_t bytes) {
-  return Allocate(bytes, &CurrentStream, [&] { return base_.raw_alloc(bytes); });
+  const auto ask_base = [&] { return ToData(base_.raw_alloc(bytes), 0); };
+  return Allocate(bytes, &CurrentStream, ask_base).release_context();
 }
 
 void* GraphAllocator::raw_alloc_with_stream(size_t bytes, cudaStream_t stream) {
+  const auto ask_base = [&] { return ToData(base_.raw_alloc_with_stream(bytes, stream), 0); };
   return Allocate(
-      bytes, [stream](DeviceIndex) { return stream; },
-      [&] { return base_.raw_alloc_with_stream(bytes, stream); });
+             bytes, [stream](DeviceIndex) { return stream; }, ask_base)
+      .release_context();
 }
 
 DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
-  if (routes_.active() && bytes != 0) {
+  if (bytes != 0) {
     const DeviceIndex device = CurrentDevice();
     const auto target = routes_.Match(device, CurrentStream(device));
     // The base's memory is no way out: it would not be kept for the graph.
@@ -155,11 +147,10 @@ Block GraphAllocator::AllocateInPool(const Target& target, size_t bytes, cudaStr
       Announce(base_, {&pools, request.id, *block}, std::move(context));
       return *block;
     }
-    const bool rejected = MeteredDriver::LimitRefused() && RejectsAtOnce();
     // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
     // thread's.
     const bool captures = target.kind == ScopeKind::kCapture || routes_.capturing();
-    if (rejected || !first || captures) out_of_memory_.Throw(base_, pools, request, rejected);
+    if (!first || captures) ThrowOutOfMemory(base_, pools, request);
     scopes_.TryTrim(pools.device);
     base_.emptyCache();
     ++pools.stats.retries;
@@ -201,25 +192,22 @@ void GraphAllocator::FreeMemory(void* pointer) noexcept {
   bool freed = false;
   TryTwice("freeing memory", [&] {
     // Pools are only made by an allocator.
-    GraphAllocator& allocator = *FindGraphAllocator();
-    if (freed || pointer == nullptr || FreeAnnounced(allocator.base_, pointer, &freed)) return;
+    GraphAllocator& allocator = *Find();
+    if (freed || pointer == nullptr || FreeAnnounced(allocator.base_, pointer)) return;
     freed = true;  // as far as it is ours to do
-    allocator.base_.raw_delete(pointer);
+    allocator.base_.raw_deleter()(pointer);
   });
 }
 
 void GraphAllocator::raw_delete(void* pointer) {
-  bool freed = false;
-  if (pointer != nullptr && !FreeAnnounced(base_, pointer, &freed)) base_.raw_delete(pointer);
+  if (pointer != nullptr && !FreeAnnounced(base_, pointer)) base_.raw_delete(pointer);
 }
 
 void GraphAllocator::recordStream(const DataPtr& data, c10::cuda::CUDAStream stream) {
-  if (data.get_deleter() != &FreeMemory) {
-    base_.recordStream(data, stream);
-    return;
-  }
-  DevicePools::TryRecordUse(data.get(),
-                            StreamOn(stream.device_index(), ToStreamId(stream.stream())));
+  if (data.get_deleter() != &FreeMemory) return base_.recordStream(data, stream);
+  const StreamId used_by = StreamOn(stream.device_index(), ToStreamId(stream.stream()));
+  if (DevicePools::TryRecordUse(data.get(), used_by)) return;
+  base_.recordStream({data.get(), nullptr, base_.raw_deleter(), data.device()}, stream);
 }
 
 void GraphAllocator::emptyCache(MempoolId_t id) {
@@ -228,6 +216,173 @@ void GraphAllocator::emptyCache(MempoolId_t id) {
   scopes_.EndAbandoned();
   base_.emptyCache(id);
   if (id == MempoolId_t{0, 0}) scopes_.Trim();
+}
+
+// --- What differs from the base only for our pointers and pools ---
+
+void GraphAllocator::init(int device_count) {
+  base_.init(device_count);
+  // Who installs us by change_current_allocator() does not tell c10, which torch.accelerator asks.
+  if (cca::get() == this) RegisterWithC10(*this);
+}
+
+DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
+  DevicePools* const pools = DevicePools::Find(device);
+  if (pools == nullptr) return base_.getDeviceStats(device);
+  DeviceStats stats = pools->stats.Get(base_);
+  scopes_.annexes().Rename(stats);
+  return stats;
+}
+
+cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) {
+  const bool all = id == MempoolId_t{0, 0};
+  std::vector<std::pair<DevicePools*, std::optional<PoolId>>> ours;
+  for (DevicePools* pools : DevicePools::All()) {
+    const auto only = all ? std::nullopt : scopes_.FindOurs(pools->device, id);
+    if (all) ours.emplace_back(pools, std::nullopt);
+    if (only) ours.emplace_back(pools, only->id);
+  }
+  // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
+  // an id that no pool has.
+  const bool one_of_ours = !all && !ours.empty();
+  auto info = base_.snapshot(one_of_ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
+  for (const auto& [pools, only] : ours) {
+    if (const auto annex = only ? scopes_.annexes().Find(pools->device, *only) : std::nullopt) {
+      auto segments = base_.snapshot(*annex, false).segments;
+      std::ranges::move(segments, std::back_inserter(info.segments));
+    }
+    pools->AppendSegments(only, history_, info.segments);
+  }
+  scopes_.annexes().Rename(info);
+  if (include_traces) history_.MergeInto(info.device_traces);
+  return info;
+}
+
+void* GraphAllocator::getBaseAllocation(void* pointer, size_t* bytes) {
+  void* const ours = DevicePools::BaseAllocation(pointer, bytes);
+  return ours != nullptr ? ours : base_.getBaseAllocation(pointer, bytes);
+}
+
+bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id,
+                                              const std::unordered_set<void*>& expected) {
+  const auto ours = scopes_.FindOurs(device, id);
+  if (!ours) return base_.checkPoolLiveAllocations(device, id, expected);
+  std::unordered_set<void*> rest = expected;
+  for (const PoolSnapshot::LiveBlock& live : ours->pools->set.Snapshot(ours->id).blocks) {
+    if (rest.erase(reinterpret_cast<void*>(live.block.address)) == 0) return false;
+  }
+  const auto annex = scopes_.annexes().Find(device, ours->id);
+  return annex ? base_.checkPoolLiveAllocations(device, *annex, rest) : rest.empty();
+}
+
+cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
+  TORCH_CHECK(!IsMapped(pointer),
+              "the memory at " + Hex(reinterpret_cast<Address>(pointer)) +
+                  " belongs to a graph pool, which cannot be shared with another process; share a "
+                  "copy made outside the capture (tensor.clone())");
+  return base_.shareIpcHandle(pointer);
+}
+
+// `device` is let into the memory of `peer`.
+void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
+  base_.enablePeerAccess(device, peer);
+  try {
+    for (const PoolsOwner owner : kPoolsOwners) {
+      DevicePools::For(peer, owner).set.EnablePeer(device);
+    }
+  } catch (const DriverError&) {
+    // A device that cannot map memory has no pools. One that cannot reach the peer was refused by
+    // the base.
+    if (DevicePools::Find(peer) != nullptr) throw;
+  }
+}
+
+cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_device,
+                                        const void* source, int source_device, size_t bytes,
+                                        cudaStream_t stream, bool p2p_enabled) {
+  // Without peer access the plain copy works only between what cudaMalloc made.
+  if (!p2p_enabled && destination_device != source_device &&
+      (IsMapped(destination) || IsMapped(source))) {
+    return cudaMemcpyPeerAsync(destination, destination_device, source, source_device, bytes,
+                               stream);
+  }
+  return base_.memcpyAsync(destination, destination_device, source, source_device, bytes, stream,
+                           p2p_enabled);
+}
+
+void GraphAllocator::annotateMemory(const void* pointer, const std::string& metadata) {
+  const auto ours = DevicePools::At(pointer);
+  if (!ours) {
+    ForwardAnnotateMemory(base_, pointer, metadata);  // refuses what is not its own either
+    return;
+  }
+  constexpr std::optional<History::Action> kAnnotate = AnnotateAction<History::Action>();
+  if (!kAnnotate) return;
+  const Block& block = ours->block;
+  history_.Record({*kAnnotate, ours->pools->device, block.address, block.requested_bytes,
+                   block.stream, ours->id},
+                  history_.Gather(History::When::ALLOC), metadata);
+}
+
+std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIndex device,
+                                                                        MempoolId_t id) {
+  const auto ours = scopes_.FindOurs(device, id);
+  if (!ours) return base_.getCheckpointState(device, id);
+  const auto state = std::make_shared<CheckpointOfOurs>();
+  state->id = ours->id;
+  state->checkpoint = ours->pools->set.Checkpoint(ours->id);
+  state->annex = scopes_.annexes().Find(device, ours->id);
+  if (state->annex) state->of_annex = base_.getCheckpointState(device, *state->annex);
+  return state;
+}
+
+cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
+    DeviceIndex device, std::shared_ptr<cca::AllocatorState> state) {
+  const auto* const ours = dynamic_cast<const CheckpointOfOurs*>(state.get());
+  cca::CheckpointDelta delta;
+  const auto restore_in_base = [&](std::shared_ptr<cca::AllocatorState> of_base) {
+    delta = base_.setCheckpointPoolState(device, std::move(of_base));
+    for (DataPtr& data : delta.dataptrs_allocd) {
+      (void)data.compare_exchange_deleter(base_.raw_deleter(), &FreeMemory);
+    }
+  };
+  if (ours == nullptr) {
+    restore_in_base(std::move(state));
+    return delta;
+  }
+  DevicePools& pools = DevicePools::For(device);
+  const History::Telling telling(history_);
+  // Trees go back after a graph that failed too.
+  scopes_.EndFailed(device, {ours->id.first, ours->id.second});
+  // Asked first, as the base could refuse only when ours has been restored.
+  TORCH_CHECK(!ours->annex || ours->annex == scopes_.annexes().Find(device, ours->id),
+              "the checkpoint is of graph pool " + ToString(ours->id) +
+                  " as it was before all its graphs were reset: take another one");
+  pools.stats.BeforeChange(base_);
+  // No other thread may use the pool now: torch goes back in it. The base goes first, since what it
+  // throws then leaves ours as it was.
+  if (ours->annex) restore_in_base(ours->of_annex);
+  std::vector<void*>& freed = delta.ptrs_freed;
+  std::vector<DataPtr>& allocated = delta.dataptrs_allocd;
+  const auto restore = [&] {
+    freed.reserve(freed.size() + pools.set.Stats(ours->id).live_blocks);
+    allocated.reserve(allocated.size() + ours->checkpoint.blocks.size());
+    return pools.set.Restore(ours->id, ours->checkpoint);
+  };
+  // What goes wrong now may not free what the caller's tensors still have.
+  const auto let_go = [&] {
+    for (DataPtr& data : allocated) data.release_context();
+  };
+  const RestoreDelta restored = OrUndo(restore, let_go);
+  pools.stats.AfterChange(base_);
+  NoteRestored(base_, pools, ours->id, restored);
+  for (const Block& block : restored.freed) {
+    freed.push_back(reinterpret_cast<void*>(block.address));
+  }
+  for (const Block& block : restored.allocated) {
+    allocated.push_back(ToData(block, device));
+  }
+  return delta;
 }
 
 }  // namespace cgp

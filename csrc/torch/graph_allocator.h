@@ -5,14 +5,15 @@
 // PoolSet what is allocated and freed, to what stands in observe/ whatever somebody wants to know,
 // and to the base all the rest. It has no lock.
 //
-// Deleters. What the base made keeps the base's deleter, so that eager memory is not touched and
-// the base still recognises it (native ignores the recordStream() of a DataPtr with any other
-// deleter: a silent data race). What is ours carries FreeMemory(), which takes both kinds of
-// pointers, as raw_delete() does.
+// Deleters. Eager memory keeps the base's, so that it is not touched. What is allocated in pools,
+// ours or the base's, carries FreeMemory(), which takes both kinds of pointers: torch compares
+// raw_deleter() with the deleters of all blocks in the pools of graph trees. The base must not see
+// it: native ignores the recordStream() of a DataPtr with another deleter than its own, silently.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,6 +42,9 @@ class GraphAllocator final : public CUDAAllocator {
   explicit GraphAllocator(CUDAAllocator& base);
   ~GraphAllocator() override;
 
+  // The process's one, or nullptr if none was made yet.
+  static GraphAllocator* Find() noexcept { return instance_.load(std::memory_order_acquire); }
+
   CUDAAllocator& base() const { return base_; }
 
   // What of it is not torch's to say.
@@ -48,15 +52,12 @@ class GraphAllocator final : public CUDAAllocator {
   // Whether a capture route is open, of ours or of the base.
   bool capturing() const { return routes_.capturing(); }
 
-  // The deleter of our DataPtrs; takes the base's pointers too. Never throws: it is called from
-  // destructors.
+  // The deleter of DataPtrs. Never throws: it is called from destructors.
   static void FreeMemory(void* pointer) noexcept;
 
   // c10::Allocator
   DataPtr allocate(size_t bytes) override;
-  c10::DeleterFnPtr raw_deleter() const override {
-    return scopes_.ServesTrees() ? &FreeMemory : base_.raw_deleter();
-  }
+  c10::DeleterFnPtr raw_deleter() const override { return &FreeMemory; }
   void copy_data(void* destination, const void* source, size_t bytes) const override {
     base_.copy_data(destination, source, bytes);
   }
@@ -139,14 +140,8 @@ class GraphAllocator final : public CUDAAllocator {
   void recordAnnotation(const std::vector<std::pair<std::string, std::string>>& metadata) override {
     base_.recordAnnotation(metadata);
   }
-  void pushCompileContext(std::string& context) override {
-    History::PushCompileContext(context);
-    OrUndo([&] { base_.pushCompileContext(context); }, &History::PopCompileContext);
-  }
-  void popCompileContext() override {
-    base_.popCompileContext();
-    History::PopCompileContext();
-  }
+  void pushCompileContext(std::string& context) override { base_.pushCompileContext(context); }
+  void popCompileContext() override { base_.popCompileContext(); }
   void setUserMetadata(const std::string& metadata) override { base_.setUserMetadata(metadata); }
   std::string getUserMetadata() override { return base_.getUserMetadata(); }
   void attachOutOfMemoryObserver(  // see observe/events.cc
@@ -178,7 +173,7 @@ class GraphAllocator final : public CUDAAllocator {
     return ours ? std::move(ours) : ForwardGetContextForPointer(base_, pointer);
   }
   void attachOomRejectionObserver(OomRejectionObserver observer) {
-    out_of_memory_.Attach(base_, std::move(observer));
+    ForwardAttachOomRejectionObserver(base_, std::move(observer));
   }
   void markCaptureBegin(DeviceIndex device) { ForwardMarkCaptureBegin(base_, device); }
   void markCaptureEnd(DeviceIndex device) { ForwardMarkCaptureEnd(base_, device); }
@@ -193,7 +188,7 @@ class GraphAllocator final : public CUDAAllocator {
   // In one of our pools, if a route leads there; else what `ask_base` returns or, if that is routed
   // to no pool and the base has none, what a MemPool of ours lends.
   template <typename AskStream, typename AskBase>
-  auto Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
+  DataPtr Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   Block AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream);
   // Nothing if the memory does not suffice; MeteredDriver knows whether it is the fraction's. What
   // the base has to be asked and told before is done.
@@ -205,14 +200,8 @@ class GraphAllocator final : public CUDAAllocator {
   CaptureScopes scopes_{kGraphAllocator, &base_};
   RouteTable& routes_ = scopes_.routes();
   History& history_ = History::Get();
-  OutOfMemory out_of_memory_;
+
+  static inline constinit std::atomic<GraphAllocator*> instance_{nullptr};
 };
-
-// The process's one GraphAllocator, or nullptr if none was made yet.
-GraphAllocator* FindGraphAllocator() noexcept;
-
-// The same, made around the allocator installed now if need be. It is never destroyed: DataPtrs,
-// storages and torch's own globals point to it until the process ends.
-std::shared_ptr<GraphAllocator> GetGraphAllocator();
 
 }  // namespace cgp

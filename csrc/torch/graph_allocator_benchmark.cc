@@ -101,7 +101,7 @@ void CapturedPairs(GraphAllocator& allocator, uintptr_t streams, size_t pairs_a_
       queries += fake_cuda::queries() - before;
     }
   }
-  allocator.scopes().Unregister(0, {0, 1});
+  allocator.releasePool(0, {0, 1});
   allocator.emptyCache();
   std::printf("captures of %zu pairs on %zu stream(s), %.2f queries an allocation\n",
               pairs_a_capture, static_cast<size_t>(streams),

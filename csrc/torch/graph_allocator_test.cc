@@ -113,7 +113,7 @@ TEST_F(GraphAllocatorTest, OutOfMemoryInAnEagerScopeFreesWhatNobodyNeeds) {
   big.clear();
   allocator_.endAllocateToPool(device_, id_);
   allocator_.releasePool(device_, id_);
-  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+  allocator_.releasePool(device_, id_);
 }
 
 TEST_F(GraphAllocatorTest, UnusedMemoryIsGivenBackButNotDuringACapture) {
@@ -372,14 +372,14 @@ TEST_F(GraphAllocatorTest, ASnapshotGoesOnWithoutAPoolThatIsGivenBackMeanwhile) 
     while (std::chrono::steady_clock::now() < end) {
       allocator_.scopes().Register(device_, changing);
       std::this_thread::yield();
-      allocator_.scopes().Unregister(device_, changing);
+      allocator_.releasePool(device_, {changing.first, changing.second});
       std::this_thread::yield();
     }
     done = true;
   });
   EXPECT_NO_THROW(while (!done) allocator_.snapshot({0, 0}, false));
   beside.join();
-  for (uint64_t i = 0; i < kOthers; ++i) allocator_.scopes().Unregister(device_, {0, i});
+  for (uint64_t i = 0; i < kOthers; ++i) allocator_.releasePool(device_, {0, i});
 }
 
 TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {

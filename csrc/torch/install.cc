@@ -15,8 +15,27 @@ namespace {
 // Orders those who put the allocator in and out.
 std::mutex switch_mutex;
 
+// So that the base can have our unused memory before it gives up. It runs this whenever nothing in
+// its cache fits, with its lock held.
+class FreeUnusedPoolsCallback final : public c10::FreeMemoryCallback {
+ public:
+  bool Execute() override {
+    // The base asks the device next, whatever we could not give back.
+    uint64_t bytes = 0;
+    WithWarnings("giving back the memory of unused graph pools", [&] {
+      GraphAllocator* const allocator = GraphAllocator::Find();
+      if (allocator != nullptr) bytes = allocator->scopes().TryTrim(CurrentDevice());
+    });
+    return bytes > 0;
+  }
+};
+
+const c10::RegistererFreeCudaMemoryCallbacksRegistry callback_registerer(
+    "cudagraph_pool", c10::FreeCudaMemoryCallbacksRegistry(),
+    c10::RegistererFreeCudaMemoryCallbacksRegistry::DefaultCreator<FreeUnusedPoolsCallback>);
+
 void RefuseWhileCapturing(const char* what) {
-  const GraphAllocator* allocator = FindGraphAllocator();
+  const GraphAllocator* allocator = GraphAllocator::Find();
   bool capturing = allocator != nullptr && allocator->capturing();
   // Captures that began before we were installed are known only by their streams.
   for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
@@ -35,6 +54,15 @@ void RefuseWhileCapturing(const char* what) {
 }
 
 }  // namespace
+
+std::shared_ptr<GraphAllocator> GetGraphAllocator() {
+  GraphAllocator* allocator = GraphAllocator::Find();
+  if (allocator == nullptr) {
+    static auto* const made = new GraphAllocator(*cca::get());
+    allocator = made;
+  }
+  return {allocator, [](GraphAllocator*) {}};
+}
 
 void RegisterWithC10(CUDAAllocator& allocator) {
   // Releases differ in the priority that native registers with: 0, later 1. Equal ones replace each
@@ -55,11 +83,10 @@ void Enable(const Options& options) {
         "' was installed after cudagraph_pool was first enabled; restart the process and enable "
         "cudagraph_pool after it");
   }
-  allocator->scopes().SetSharesCaptures(options.share_captures);
-  allocator->scopes().SetTakesMemPools(options.mempools);
+  allocator->scopes().shares_captures = options.share_captures;
+  allocator->scopes().takes_mempools = options.mempools;
   SetExportable(options.exportable);
-  if (enabled) return;
-  allocator->scopes().TakeCaptures();
+  allocator->scopes().takes_captures = true;
   cca::allocator.store(allocator.get());
   RegisterWithC10(*allocator);
 }
@@ -67,20 +94,17 @@ void Enable(const Options& options) {
 void Disable() {
   const std::lock_guard lock(switch_mutex);
   if (!IsEnabled()) return;
-  GraphAllocator* allocator = FindGraphAllocator();
+  GraphAllocator* allocator = GraphAllocator::Find();
   allocator->scopes().EndAbandoned();
   RefuseWhileCapturing("disable()");
   allocator->scopes().TryTrim();
-  allocator->scopes().StopTakingCaptures([allocator] {
-    cca::allocator.store(&allocator->base());
-    RegisterWithC10(allocator->base());
-  });
+  allocator->scopes().takes_captures = false;
 }
 
 bool IsEnabled() {
-  GraphAllocator* const allocator = FindGraphAllocator();
+  GraphAllocator* const allocator = GraphAllocator::Find();
   return allocator != nullptr && cca::allocator.load() == allocator &&
-         allocator->scopes().takes_captures();
+         allocator->scopes().takes_captures;
 }
 
 }  // namespace cgp

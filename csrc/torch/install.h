@@ -5,9 +5,15 @@
 // with nothing changed.
 #pragma once
 
+#include <memory>
+
 #include "torch/graph_allocator.h"
 
 namespace cgp {
+
+// The process's GraphAllocator, made around the allocator installed now if need be. It is never
+// destroyed: DataPtrs, storages and torch's own globals point to it until the process ends.
+std::shared_ptr<GraphAllocator> GetGraphAllocator();
 
 // What is to come: it says nothing of pools, captures and memory that there are.
 struct Options {
@@ -21,9 +27,8 @@ struct Options {
 // capture is under way, and where some other allocator was installed meanwhile.
 void Enable(const Options& options);
 
-// From now on captures allocate in the base. If there never was a pool of ours the base is
-// installed again, else we stay there, passing on: pools may live, and the statistics are ours to
-// merge. Refuses while a capture is under way.
+// From now on captures allocate in the base. We stay there, passing on: pools may live, and the
+// statistics are ours to merge. Refuses while a capture is under way.
 void Disable();
 
 // Whether captures allocate in our pools now.

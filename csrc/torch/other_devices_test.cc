@@ -6,8 +6,8 @@
 
 #include <vector>
 
-#include "torch/pluggable_allocator.h"
 #include "torch/testing/graph_allocator_fixture.h"
+#include "torch/testing/pluggable_functions.h"
 
 namespace cgp {
 namespace {
@@ -161,19 +161,18 @@ TEST_F(OtherDevicesTest, ForADeviceTheBaseIsAskedOfNoOther) {
 
 // Nobody names a CUDAPluggableAllocator's peers.
 TEST_F(OtherDevicesTest, DevicesOfTheCFunctionsReachEachOther) {
-  PluggableAllocator& plain = PluggableAllocator::Get();
   const auto host_of = [](c10::DeviceIndex device) -> HostDriver& {
     return fake_cuda::HostOf(
         DevicePools::For(device, PoolsOwner::kPluggableAllocator).driver.inner());
   };
-  void* const first = plain.Malloc(kPage, device_, Stream(1));
-  void* const second = plain.Malloc(kPage, other_, Stream(1));
+  void* const first = cudagraph_pool_malloc(kPage, device_, Stream(1));
+  void* const second = cudagraph_pool_malloc(kPage, other_, Stream(1));
   const auto address = [](void* pointer) { return reinterpret_cast<Address>(pointer); };
   EXPECT_TRUE(host_of(device_).CanAccess(address(first), kPage, other_))
       << "what was mapped before the other device came";
   EXPECT_TRUE(host_of(other_).CanAccess(address(second), kPage, device_));
-  plain.Free(first);
-  plain.Free(second);
+  cudagraph_pool_free(first, kPage, device_, Stream(1));
+  cudagraph_pool_free(second, kPage, other_, Stream(1));
 }
 
 }  // namespace

@@ -1,26 +1,23 @@
 // The C functions' allocator: eager memory from one pool, captures from others, and no base.
-#include "torch/pluggable_allocator.h"
-
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "core/base/error.h"
 #include "testing/host_driver.h"
 #include "torch/graph_allocator.h"
 #include "torch/testing/fake_base_allocator.h"
 #include "torch/testing/fake_cuda.h"
 #include "torch/testing/fake_faults.h"
+#include "torch/testing/pluggable_functions.h"
 
 namespace cgp {
-
-extern "C" void cudagraph_pool_memory_fraction(double fraction, int device);
-extern "C" void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes);
-extern "C" void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream);
 
 namespace {
 
@@ -53,29 +50,29 @@ class PluggableAllocatorTest : public ::testing::Test {
         DevicePools::For(device_, PoolsOwner::kPluggableAllocator).driver.inner());
   }
   void* Malloc(size_t bytes, uintptr_t stream = 1) {
-    return plain_.Malloc(bytes, device_, Stream(stream));
+    return cudagraph_pool_malloc(bytes, device_, Stream(stream));
   }
   std::optional<PoolId> PoolOf(const void* pointer) {
     return set().PoolOf(reinterpret_cast<Address>(pointer));
   }
   uint64_t Reserved() { return set().Usage().reserved_bytes.current; }
-  // Until torch calls one it may have none.
-  void ShowHooks() { plain_.Told(); }
+  // Until torch calls them it may have none.
+  void ShowHooks() { cudagraph_pool_record_stream(this, Stream(2)); }
+  static void Free(void* pointer) { cudagraph_pool_free(pointer, 0, 0, nullptr); }
   // What torch.cuda.CUDAGraph does with the hooks.
   void BeginCapture(c10::MempoolId_t id, CaptureId capture, uintptr_t stream = 1) {
     current_stream = Stream(stream);
-    plain_.Told().Begin(device_, id,
-                        [capture](cudaStream_t asked) { return ActiveCapture(asked) == capture; });
+    cudagraph_pool_begin_allocate_to_pool(
+        device_, id, [capture](cudaStream_t asked) { return ActiveCapture(asked) == capture; });
     SetCapture(current_stream, capture);
   }
   void EndCapture(c10::MempoolId_t id, uintptr_t stream = 1) {
     SetCapture(Stream(stream), 0);
-    plain_.scopes().End(device_, id);
+    cudagraph_pool_end_allocate_to_pool(device_, id);
   }
 
   FakeBaseAllocator installed_;  // not "native": a pluggable one
   c10::cuda::CUDACachingAllocator::CUDAAllocator* const native_ = Installed().load();
-  PluggableAllocator plain_;
   c10::DeviceIndex device_ = 0;
   const c10::MempoolId_t id_{0, 1};
   const PoolId pool_{0, 1};
@@ -91,26 +88,26 @@ TEST_F(PluggableAllocatorTest, EagerMemoryComesFromOnePool) {
   size_t bytes = 0;
   EXPECT_EQ(cudagraph_pool_base_alloc(static_cast<char*>(first) + 600, &bytes), first);
   EXPECT_EQ(bytes, 1024U);
-  plain_.Free(nullptr);
-  plain_.Free(first);
+  Free(nullptr);
+  Free(first);
   EXPECT_THROW(cudagraph_pool_base_alloc(first, &bytes), c10::Error);
   EXPECT_EQ(Malloc(1000), first) << "its stream takes it at once";
-  plain_.scopes().Trim();
+  cudagraph_pool_reset();
   EXPECT_GT(Reserved(), 0U) << "the eager pool stays open";
 }
 
 TEST_F(PluggableAllocatorTest, FreeingTwiceIsRefused) {
   void* const pointer = Malloc(1000);
-  EXPECT_THROW(plain_.Free(static_cast<char*>(pointer) + 512), c10::Error);
-  plain_.Free(pointer);
-  EXPECT_THROW(plain_.Free(pointer), c10::Error);
-  EXPECT_THROW(plain_.Free(this), c10::Error);
+  EXPECT_THROW(Free(static_cast<char*>(pointer) + 512), c10::Error);
+  Free(pointer);
+  EXPECT_THROW(Free(pointer), c10::Error);
+  EXPECT_THROW(Free(this), c10::Error);
 }
 
 TEST_F(PluggableAllocatorTest, WhatAStreamFreedIsFreeToOthersAfterGrowth) {
   ShowHooks();
   void* const first = Malloc(kPage);
-  plain_.Free(first);
+  Free(first);
   void* const grown = Malloc(kPage, 2);
   EXPECT_NE(grown, first) << "the other stream's work on it may be running";
   EXPECT_EQ(Reserved(), 2 * kPage);
@@ -123,7 +120,7 @@ TEST_F(PluggableAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) 
   DevicePools::For(device_, PoolsOwner::kPluggableAllocator);
   host().HoldEvents(true);
   void* const first = Malloc(kPage);
-  plain_.Free(first);
+  Free(first);
   Malloc(kPage, 2);
   EXPECT_NE(Malloc(kPage, 2), first);
   EXPECT_EQ(Reserved(), 3 * kPage);
@@ -145,7 +142,7 @@ TEST_F(PluggableAllocatorTest, ARecordedStreamHoldsTheMemory) {
   void* const used = Malloc(kPage);
   ShowHooks();
   cudagraph_pool_record_stream(used, Stream(2));
-  plain_.Free(used);
+  Free(used);
   EXPECT_NE(Malloc(kPage), used) << "the other stream's work on it may be running";
   host().CompleteEvents();
   EXPECT_NE(Malloc(kPage), nullptr);              // grows or not: what is open by now is anybody's
@@ -173,20 +170,20 @@ TEST_F(PluggableAllocatorTest, ACaptureWithHooksHasAPoolOfItsOwn) {
   const std::thread::id here = std::this_thread::get_id();
   EndCapture(id_);
   EXPECT_EQ(PoolOf(Malloc(1000)), PoolOf(eager));
-  plain_.Told().Begin(device_, id_,
-                      [here](cudaStream_t) { return std::this_thread::get_id() == here; });
+  cudagraph_pool_begin_allocate_to_pool(
+      device_, id_, [here](cudaStream_t) { return std::this_thread::get_id() == here; });
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "a thread warms up in it";
-  plain_.scopes().End(device_, id_);
+  cudagraph_pool_end_allocate_to_pool(device_, id_);
   EXPECT_EQ(set().UseCount(pool_), 2);
-  plain_.scopes().Release(device_, id_);
-  plain_.scopes().Release(device_, id_);
-  plain_.scopes().Release(device_, id_);  // one too many, as after a capture that failed
+  cudagraph_pool_release_pool(device_, id_);
+  cudagraph_pool_release_pool(device_, id_);
+  cudagraph_pool_release_pool(device_, id_);  // one too many, as after a capture that failed
   EXPECT_EQ(set().UseCount(pool_), 0);
 }
 
 TEST_F(PluggableAllocatorTest, DuringACaptureEagerFencesStayShut) {
   void* const first = Malloc(kPage, 2);
-  plain_.Free(first);
+  Free(first);
   BeginCapture(id_, 7);
   Malloc(kPage, 3);
   EXPECT_NE(Malloc(kPage, 3), first) << "a mark of the device would break the capture";
@@ -195,29 +192,35 @@ TEST_F(PluggableAllocatorTest, DuringACaptureEagerFencesStayShut) {
   EXPECT_EQ(Malloc(kPage, 3), first);
 }
 
-// Without hooks nobody says that another thread captures.
+// Without hooks nobody says that another thread captures. In a process of its own, where torch has
+// called none yet.
 TEST_F(PluggableAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut) {
-  void* const first = Malloc(kPage, 2);
-  plain_.Free(first);
-  const CaptureId capture = host().graphs().Begin(StreamId{1});
-  EXPECT_NE(Malloc(kPage, 3), first);
-  EXPECT_NE(Malloc(kPage, 3), first);
-  host().graphs().End(capture);
-  EXPECT_NE(Malloc(kPage, 3), first);
-  EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto without_hooks = [&] {
+    void* const first = Malloc(kPage, 2);
+    Free(first);
+    const CaptureId capture = host().graphs().Begin(StreamId{1});
+    EXPECT_NE(Malloc(kPage, 3), first);
+    EXPECT_NE(Malloc(kPage, 3), first);
+    host().graphs().End(capture);
+    EXPECT_NE(Malloc(kPage, 3), first);
+    EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
+    return HasFailure() ? 1 : 0;
+  };
+  EXPECT_EXIT(std::_Exit(without_hooks()), ::testing::ExitedWithCode(0), "");
 }
 
 TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
   ShowHooks();
-  plain_.Free(Malloc(kPage, 2));
+  Free(Malloc(kPage, 2));
   int failures = 0;
   for (int64_t call = 1;; ++call) {
     faults::Arm(faults::Kind::kDriver, call);
     try {
       void* const block = Malloc(kPage, 3);
       if (!faults::Disarm()) break;
-      plain_.Free(block);
-    } catch (const c10::Error&) {
+      Free(block);
+    } catch (const DriverError&) {
       EXPECT_TRUE(faults::Disarm());
       ++failures;
     }
@@ -228,10 +231,10 @@ TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
 
 TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
   BeginCapture(id_, 7);
-  plain_.Free(Malloc(kPhysicalLimit - kPage));
+  Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError) << "its graph needs it";
-  plain_.scopes().Release(device_, id_);
+  cudagraph_pool_release_pool(device_, id_);
   BeginCapture({0, 2}, 8);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
   EXPECT_THROW(Malloc(2 * kPage, 2), c10::OutOfMemoryError) << "eager, beside the capture";
@@ -243,21 +246,21 @@ TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
 
 TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   BeginCapture(id_, 7);
-  plain_.Free(Malloc(kPhysicalLimit - kPage));
+  Free(Malloc(kPhysicalLimit - kPage));
   EndCapture(id_);
-  plain_.scopes().Release(device_, id_);
-  plain_.Told().Begin(device_, {0, 2}, [](cudaStream_t) { return true; });
+  cudagraph_pool_release_pool(device_, id_);
+  cudagraph_pool_begin_allocate_to_pool(device_, {0, 2}, [](cudaStream_t) { return true; });
   SetCapture(Stream(1), 8);
   EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
   EXPECT_EQ(Reserved(), kPhysicalLimit - kPage);
   SetCapture(Stream(1), 0);
   EXPECT_NE(Malloc(2 * kPage), nullptr);
-  plain_.scopes().End(device_, {0, 2});
+  cudagraph_pool_end_allocate_to_pool(device_, {0, 2});
 }
 
 TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
   void* const first = Malloc(kPhysicalLimit);
-  plain_.Free(first);
+  Free(first);
   EXPECT_EQ(Malloc(kPhysicalLimit, 2), first);
 }
 
@@ -282,49 +285,53 @@ TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
 
 TEST_F(PluggableAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
   BeginCapture(id_, 7);
-  plain_.Free(Malloc(4 * kPage));
+  Free(Malloc(4 * kPage));
   EndCapture(id_);
-  plain_.scopes().Trim();
+  cudagraph_pool_reset();
   EXPECT_EQ(Reserved(), 4 * kPage) << "its graph lives";
-  plain_.scopes().Release(device_, id_);
+  cudagraph_pool_release_pool(device_, id_);
   BeginCapture({0, 2}, 8);
-  plain_.scopes().Trim();
+  cudagraph_pool_reset();
   EXPECT_EQ(Reserved(), 4 * kPage);
   EndCapture({0, 2});
-  plain_.scopes().Trim();
+  cudagraph_pool_reset();
   EXPECT_EQ(Reserved(), 0U);
 }
 
 TEST_F(PluggableAllocatorTest, AnAbandonedCaptureMakesWay) {
   BeginCapture(id_, 7);
-  plain_.Free(Malloc(1000));
+  Free(Malloc(1000));
   SetCapture(Stream(1), 0);  // it failed, and nobody ends the route
   BeginCapture({0, 2}, 8);
   EXPECT_EQ(PoolOf(Malloc(1000)), (PoolId{0, 2}));
   EXPECT_EQ(set().UseCount(pool_), kGraphReleasesAbandonedPool ? 1 : 0);
-  plain_.scopes().End(device_, id_);  // what its graph may still do, late
-  if (kGraphReleasesAbandonedPool) plain_.scopes().Release(device_, id_);
+  cudagraph_pool_end_allocate_to_pool(device_, id_);  // what its graph may still do, late
+  if (kGraphReleasesAbandonedPool) cudagraph_pool_release_pool(device_, id_);
   EndCapture({0, 2});
-  plain_.scopes().Trim();
+  cudagraph_pool_reset();
   EXPECT_FALSE(set().Contains(pool_));
 }
 
 TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
   BeginCapture(id_, 7);
-  plain_.scopes().End(device_, id_);
+  cudagraph_pool_end_allocate_to_pool(device_, id_);
   EXPECT_THROW(Malloc(1000), c10::Error);
-  plain_.Told().Begin(device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
+  cudagraph_pool_begin_allocate_to_pool(
+      device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_);
   EndCapture(id_);
   EXPECT_EQ(set().UseCount(pool_), 2);
   EXPECT_THROW(Malloc(kPhysicalLimit), c10::OutOfMemoryError);
 }
 
-TEST_F(PluggableAllocatorTest, RefusedScopesAreTorchsErrors) {
+TEST_F(PluggableAllocatorTest, RefusedScopesAreErrors) {
   BeginCapture(id_, 7);
   current_stream = Stream(2);
-  EXPECT_THROW(plain_.Told().Begin(device_, id_, [](cudaStream_t) { return false; }), c10::Error);
-  EXPECT_THROW(plain_.Told().Begin(-1, id_, [](cudaStream_t) { return false; }), c10::Error);
+  EXPECT_THROW(
+      cudagraph_pool_begin_allocate_to_pool(device_, id_, [](cudaStream_t) { return false; }),
+      UsageError);
+  EXPECT_THROW(cudagraph_pool_begin_allocate_to_pool(-1, id_, [](cudaStream_t) { return false; }),
+               UsageError);
   EXPECT_EQ(PoolOf(Malloc(1000)), pool_) << "the first goes on";
   EXPECT_EQ(set().UseCount(pool_), 1);
   EndCapture(id_);
@@ -336,8 +343,8 @@ TEST_F(PluggableAllocatorTest, AFractionLimitsTheDevice) {
   EXPECT_THROW(Malloc(1), c10::OutOfMemoryError);
   cudagraph_pool_memory_fraction(1, device_);
   EXPECT_NE(Malloc(1), nullptr);
-  plain_.Free(all);
-  EXPECT_THROW(cudagraph_pool_memory_fraction(1, -1), c10::Error);
+  Free(all);
+  EXPECT_THROW(cudagraph_pool_memory_fraction(1, -1), UsageError);
 }
 
 // The native allocator asks for segments of a MemPool, also while it is capturing, and keeps them.
@@ -346,10 +353,10 @@ TEST_F(PluggableAllocatorTest, SegmentsOfMemPoolsAreServedDuringCapturesAndGiven
   SetCapture(Stream(1), 7);
   void* const first = Malloc(kPage);
   void* const second = Malloc(kPage);
-  plain_.Free(first);
+  Free(first);
   SetCapture(Stream(1), 0);
   EXPECT_EQ(Reserved(), 2 * kPage);
-  plain_.Free(second);
+  Free(second);
   EXPECT_EQ(Reserved(), 0U);
   EXPECT_TRUE(set().ids().empty());
   EXPECT_NE(Malloc(kPage), nullptr) << "it opens again";
@@ -359,10 +366,10 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
   Installed().store(native_);
   void* const segment = Malloc(kPage);
   SetCapture(Stream(1), 7);
-  plain_.Free(segment);
+  Free(segment);
   EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
   SetCapture(Stream(1), 0);
-  plain_.Free(Malloc(kPage));
+  Free(Malloc(kPage));
   EXPECT_EQ(Reserved(), 0U);
 }
 
@@ -374,7 +381,7 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentGoesWithoutAMark) {
     device_ = current_device = fake_cuda::NextDevice();
     void* const segment = Malloc(kPage);
     faults::Arm(faults::Kind::kDriver, fails ? 1 : 0);
-    plain_.Free(segment);
+    Free(segment);
     EXPECT_EQ(faults::Disarm(), fails);
     EXPECT_EQ(Reserved(), fails ? kPage : 0);
     Malloc(kPage);
@@ -388,12 +395,12 @@ TEST_F(PluggableAllocatorTest, AMemPoolOpensAgainWhoseMemoryAnotherCaptureKept) 
   Installed().store(native_);
   void* const segment = Malloc(kPage);
   allocator.beginAllocateToPool(device_, id_, [](cudaStream_t) { return false; });
-  plain_.Free(segment);
+  Free(segment);
   EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
   EXPECT_EQ(Malloc(kPage), segment);
   allocator.endAllocateToPool(device_, id_);
   allocator.releasePool(device_, id_);
-  plain_.Free(segment);
+  Free(segment);
   EXPECT_TRUE(set().ids().empty());
 }
 
@@ -414,7 +421,7 @@ TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
   }
   EXPECT_THROW(allocator.shareIpcHandle(segment), c10::Error);
   // It goes when the base gives it back.
-  plain_.Free(segment);
+  Free(segment);
   EXPECT_TRUE(set().ids().empty());
 }
 
@@ -423,21 +430,17 @@ TEST_F(PluggableAllocatorTest, EagerMemoryIsThereAgainAfterACallOfTheDriverThatF
   bool failed = true;
   for (int64_t number = 1; failed; ++number) {
     device_ = current_device = fake_cuda::NextDevice();
-    PluggableAllocator plain;
-    const auto malloc = [&](size_t bytes, uintptr_t stream) {
-      return plain.Malloc(bytes, device_, Stream(stream));
-    };
     host().HoldEvents(true);
-    plain.Told();  // torch calls the hooks
-    plain.Free(malloc(kPage, 2));
-    malloc(kPage, 3);  // grows, and what the other stream has freed is marked
+    ShowHooks();
+    Free(Malloc(kPage, 2));
+    Malloc(kPage, 3);  // grows, and what the other stream has freed is marked
     faults::Arm(faults::Kind::kDriver, number);
     try {
-      malloc(2 * kPage, 3);
+      Malloc(2 * kPage, 3);
     } catch (const std::exception&) {  // the pool may be closed now
     }
     failed = faults::Disarm();
-    EXPECT_NO_THROW(malloc(kPage, 3)) << "call " << number;
+    EXPECT_NO_THROW(Malloc(kPage, 3)) << "call " << number;
   }
 }
 
@@ -451,7 +454,7 @@ TEST_F(PluggableAllocatorTest, WhatIsFreedIsFreedWhateverFollows) {
       bool threw = false;
       faults::Arm(kind, number);
       try {
-        plain_.Free(segment);
+        Free(segment);
       } catch (const std::exception&) {
         threw = true;
       }
@@ -470,7 +473,7 @@ TEST_F(PluggableAllocatorTest, ThreadsAllocateWhileThePoolGrows) {
     std::thread beside([&] {
       while (growing) {
         try {
-          plain_.Free(Malloc(512, 2));
+          Free(Malloc(512, 2));
         } catch (const std::exception&) {
           ++failures;
         }
@@ -480,11 +483,11 @@ TEST_F(PluggableAllocatorTest, ThreadsAllocateWhileThePoolGrows) {
     for (int i = 0; i < 28; ++i) blocks.push_back(Malloc(kPage));
     growing = false;
     beside.join();
-    for (void* const block : blocks) plain_.Free(block);
+    for (void* const block : blocks) Free(block);
     // Begun anew, the pool grows anew.
     set().EndScope({~0ULL, ~0ULL});
     set().Release({~0ULL, ~0ULL});
-    plain_.scopes().Trim();
+    cudagraph_pool_reset();
     ASSERT_TRUE(set().ids().empty());
   }
   EXPECT_EQ(failures, 0);

@@ -33,9 +33,7 @@ class PluggableBaseTest : public ::testing::Test {
     SetCapture(current_stream, 0);
     allocator_.endAllocateToPool(device_, id_);
   }
-  static bool IsOurs(const DataPtr& data) {
-    return data.get_deleter() == &GraphAllocator::FreeMemory;
-  }
+  static bool IsOurs(const DataPtr& data) { return DevicePools::At(data.get()).has_value(); }
 
   torch::cuda::CUDAPluggableAllocator::CUDAPluggableAllocator base_{
       [](size_t, int, cudaStream_t) -> void* { return nullptr; },

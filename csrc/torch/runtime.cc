@@ -1,7 +1,6 @@
 #include "torch/runtime.h"
 
 #include <ATen/core/CachingHostAllocator.h>
-#include <c10/cuda/CUDAAllocatorConfig.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
@@ -17,15 +16,6 @@ namespace cgp {
 namespace {
 
 std::atomic<bool> exports{false};
-
-template <typename Config>
-bool ThrowsOnOutOfMemory() {
-  if constexpr (requires { Config::throw_on_cudamalloc_oom(); }) {
-    return Config::throw_on_cudamalloc_oom();
-  } else {
-    return false;
-  }
-}
 
 }  // namespace
 
@@ -103,10 +93,6 @@ void EndHostRoute(c10::MempoolId_t id) {
     at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(id);
   } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): torch closed it
   }
-}
-
-bool RejectsAtOnce() {
-  return ThrowsOnOutOfMemory<c10::cuda::CUDACachingAllocator::CUDAAllocatorConfig>();
 }
 
 }  // namespace cgp

@@ -75,9 +75,4 @@ void RequireDriverSupport(int device, bool exportable);
 // it, no other capture could begin in the same pool.
 void EndHostRoute(c10::MempoolId_t id);
 
-// The setting throw_on_cudamalloc_oom, which torch has from 2.12 on: an allocation for which the
-// process's share of the memory does not suffice is rejected without an attempt to make room, and
-// observers of its own are told.
-bool RejectsAtOnce();
-
 }  // namespace cgp

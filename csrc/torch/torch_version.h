@@ -52,23 +52,9 @@ CGP_FORWARD(ForwardAttachOomRejectionObserver, attachOomRejectionObserver, void(
 CGP_FORWARD(ForwardMarkCaptureBegin, markCaptureBegin, void())
 CGP_FORWARD(ForwardMarkCaptureEnd, markCaptureEnd, void())
 CGP_FORWARD(ForwardSupportsUserMetadata, supportsUserMetadata, false)
+CGP_FORWARD(ForwardAllocateWithAddress, allocateWithAddress, c10::DataPtr())
 CGP_FORWARD(ForwardAnnotateMemory, annotateMemory, void())
 #undef CGP_FORWARD
-
-template <typename Allocator>
-c10::DataPtr ForwardAllocateWithAddress(Allocator& base, size_t bytes, void* address) {
-  if constexpr (requires { base.allocateWithAddress(bytes, address); }) {
-    return base.allocateWithAddress(bytes, address);
-  } else {
-    TORCH_CHECK(false, "allocateWithAddress() came with torch 2.13; this is torch ", TORCH_VERSION);
-  }
-}
-
-// Since 2.12 rejections are counted too.
-template <typename Stats>
-void AddRejections(Stats& stats, int64_t rejections) {
-  if constexpr (requires { stats.num_oom_rejections; }) stats.num_oom_rejections += rejections;
-}
 
 // The reserved bytes of each private pool, which are told apart since 2.13; before, nullptr.
 template <typename Stats>
@@ -78,19 +64,6 @@ auto* ReservedByPrivatePool(Stats& stats) {
   } else {
     return static_cast<std::map<c10::MempoolId_t, c10::CachingAllocator::StatArray>*>(nullptr);
   }
-}
-
-// add(counts of one, counts of the other), and the one is forgotten; if it is there.
-template <typename Stats, typename Function>
-void MovePrivatePool(Stats& stats, c10::MempoolId_t one, c10::MempoolId_t other,
-                     const Function& add) {
-  auto* const pools = ReservedByPrivatePool(stats);
-  if (pools == nullptr) return;
-  const auto found = pools->find(one);  // a map of torch's own, which cannot extract
-  if (found == pools->end()) return;
-  const auto counts = found->second;
-  pools->erase(found);
-  add(counts, (*pools)[other]);
 }
 
 // The history's action for what is said of a block afterwards: since 2.14.

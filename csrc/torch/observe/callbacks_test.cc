@@ -126,54 +126,23 @@ TEST_F(CallbacksTest, OutOfMemoryIsWhatItIsWhateverATrackerSays) {
   graph.End();
 }
 
-TEST_F(CallbacksTest, ABlockThatTheProfilerFailsAtIsGone) {
+TEST_F(CallbacksTest, WhatIsAllocatedIsThereWhoeverFails) {
   Track();
   Record();
   Graph graph(*this, id_, 7);
   graph.Begin();
   allocator_.allocate(1000).clear();  // pages are mapped
   told_.clear();
+  profiler_->reports.clear();
   profiler_->fails = true;
-  EXPECT_THROW(allocator_.allocate(1000), c10::Error);
+  failing_ = {Action::ALLOC};
+  const DataPtr inside = allocator_.allocate(1000);
   profiler_->fails = false;
-  EXPECT_EQ(LiveBlocks(), 0U);
-  ASSERT_EQ(profiler_->reports.size(), 4U);
-  EXPECT_EQ(profiler_->reports[2].bytes, 1024);
-  EXPECT_EQ(profiler_->reports[3].bytes, -1024);
-  EXPECT_EQ(profiler_->reports[3].pointer, profiler_->reports[2].pointer);
-  EXPECT_EQ(told_,
-            (std::vector{Action::ALLOC, Action::ALLOC, Action::FREE_REQUESTED,
-                         Action::FREE_REQUESTED, Action::FREE_COMPLETED, Action::FREE_COMPLETED}));
-  const DataPtr next = allocator_.allocate(1000);
-  EXPECT_EQ(next.get(), profiler_->reports[2].pointer) << "its place is free";
-  graph.End();
-}
-
-TEST_F(CallbacksTest, ABlockThatATrackerFailsAtIsGone) {
-  Track();
-  Record();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  failing_ = {Action::ALLOC, Action::FREE_REQUESTED};
-  try {
-    allocator_.allocate(1000);
-    ADD_FAILURE() << "was allocated";
-  } catch (const c10::Error& error) {
-    EXPECT_EQ(std::string(error.what_without_backtrace()), "not tracked");
-  }
   failing_.clear();
-  EXPECT_EQ(LiveBlocks(), 0U);
-  EXPECT_TRUE(profiler_->reports.empty()) << "it never heard of the block";
-  const auto info = allocator_.snapshot();
-  std::vector<Action> kept;
-  Address address = 0;
-  for (const auto& entry : info.device_traces.at(static_cast<size_t>(device_))) {
-    if (entry.action_ == Action::SEGMENT_MAP) continue;
-    kept.push_back(entry.action_);
-    address = entry.addr_;
-  }
-  EXPECT_EQ(kept, (std::vector{Action::ALLOC, Action::FREE_REQUESTED, Action::FREE_COMPLETED}));
-  EXPECT_EQ(History::Get().ContextOf(address), nullptr);
+  EXPECT_EQ(LiveBlocks(), 1U);
+  EXPECT_EQ(profiler_->reports.size(), 1U);
+  EXPECT_EQ(told_, (std::vector{Action::ALLOC, Action::ALLOC})) << "both trackers";
+  EXPECT_NE(History::Get().ContextOf(reinterpret_cast<Address>(inside.get())), nullptr);
   graph.End();
 }
 
@@ -219,16 +188,11 @@ TEST_F(CallbacksTest, WhatIsFreedIsFreeWhoeverFails) {
   profiler_->reports.clear();
   profiler_->fails = true;
   failing_ = {Action::FREE_REQUESTED};
-  try {
-    allocator_.raw_delete(a);
-    ADD_FAILURE() << "nobody failed";
-  } catch (const c10::Error& error) {
-    EXPECT_EQ(std::string(error.what_without_backtrace()), "not tracked") << "the first error";
-  }
+  EXPECT_NO_THROW(allocator_.raw_delete(a));
   EXPECT_EQ(LiveBlocks(), 1U);
   EXPECT_EQ(told_.size(), 4U) << "both trackers of both actions";
   EXPECT_EQ(profiler_->reports.size(), 1U);
-  b.clear();  // warns: a destructor cannot throw
+  b.clear();
   EXPECT_EQ(LiveBlocks(), 0U);
   EXPECT_EQ(profiler_->reports.size(), 2U);
   failing_.clear();

@@ -10,17 +10,27 @@
 #include <unordered_map>
 #include <utility>
 
-#include "core/base/reserve.h"
 #include "torch/errors.h"
 
 namespace cgp {
 namespace {
 
-void Report(Base& base, DevicePools& pools, Address address, int64_t bytes) {
+// Tells torch's profiler, if it wants to know, and what there is of base and pools now.
+template <typename Function>
+void Report(Base& base, DevicePools& pools, const Function& report) {
   if (!c10::memoryProfilingEnabled()) return;
-  const MergedStats::Totals total = pools.stats.Now(base);
-  c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(address), bytes, total.allocated_bytes,
-                                   total.reserved_bytes, c10::Device(c10::kCUDA, pools.device));
+  WithWarnings("torch's profiler", [&] {
+    const DeviceStats now = pools.stats.Get(base);
+    report(static_cast<size_t>(now.allocated_bytes[0].current),
+           static_cast<size_t>(now.reserved_bytes[0].current),
+           c10::Device(c10::kCUDA, pools.device));
+  });
+}
+void ReportBlock(Base& base, DevicePools& pools, const Block& block, int sign) {
+  Report(base, pools, [&](auto... now) {
+    c10::reportMemoryUsageToProfiler(reinterpret_cast<void*>(block.address),
+                                     sign * static_cast<int64_t>(block.bytes), now...);
+  });
 }
 
 void Trace(const Block& block, bool allocated) {
@@ -33,10 +43,13 @@ void Trace(const Block& block, bool allocated) {
 
 void Note(Base& base, History::Action action, const DevicePools::Owned& owned,
           History::Context context = nullptr) {
-  const auto& [pools, id, block] = owned;
-  History::Get().Record(
-      {action, pools->device, block.address, block.requested_bytes, block.stream, id},
-      std::move(context), base.getUserMetadata());
+  if (!History::active()) return;
+  WithWarnings("the history of allocations", [&] {
+    const auto& [pools, id, block] = owned;
+    History::Get().Record(
+        {action, pools->device, block.address, block.requested_bytes, block.stream, id},
+        std::move(context), base.getUserMetadata());
+  });
 }
 
 // The native allocator gives its lists of observers and trackers to nobody, so only itself can tell
@@ -58,13 +71,13 @@ bool RunOutInBase(Base& base, c10::DeviceIndex device, size_t bytes) {
   base.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
     return std::this_thread::get_id() == thread;
   });
-  bool ran_out = false;
-  Callbacks asked;
-  asked.Run([&] {
+  // Whatever its observers throw, it did.
+  bool ran_out = true;
+  WithWarnings("who was told that memory has run out", [&] {
     try {
       base.raw_delete(base.raw_alloc_with_stream(bytes, nullptr));
-    } catch (const c10::OutOfMemoryError&) {
-      ran_out = true;
+      ran_out = false;
+    } catch (const c10::OutOfMemoryError&) {  // NOLINT(bugprone-empty-catch): as it was to be
     }
   });
   bool open = true;
@@ -73,39 +86,39 @@ bool RunOutInBase(Base& base, c10::DeviceIndex device, size_t bytes) {
     open = false;
     base.releasePool(device, id);
   });
-  asked.Rethrow();
   return ran_out;
+}
+
+void TellOutOfMemory(Base& base, DevicePools& pools, const Request& request,
+                     const MemoryInfo& info) {
+  // More than there is, if the base has these bytes after all.
+  for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes}) {
+    if (RunOutInBase(base, pools.device, bytes)) return;
+  }
+  ++pools.stats.ooms;
+  Report(base, pools, [&](auto... now) {
+    c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), now...);
+  });
+  // Such an entry's address is what is free.
+  Note(base, History::Action::OOM,
+       {&pools,
+        request.id,
+        {.address = Address{info.free_bytes},
+         .requested_bytes = request.bytes,
+         .stream = request.stream}},
+       History::Get().Gather(History::When::ALLOC));
 }
 
 }  // namespace
 
-void Announce(Base& base, const DevicePools::Owned& made, History::Context context) {
-  DevicePools& pools = *made.pools;
-  const Block& block = made.block;
-  const auto bytes = static_cast<int64_t>(block.bytes);
-  bool noted = false;
-  bool reported = false;
-  try {
-    pools.stats.AfterChange(base);
-    if (History::Get().active()) {
-      noted = true;
-      Note(base, History::Action::ALLOC, made, std::move(context));
-    }
-    reported = true;
-    Report(base, pools, block.address, bytes);
-    Trace(block, true);
-  } catch (...) {
-    // Nobody will free what nobody got. Who heard of the block hears that it is gone; the error to
-    // know is the first.
-    Callbacks callbacks;
-    if (noted) callbacks.Run([&] { Note(base, History::Action::FREE_REQUESTED, made); });
-    TryTwice("freeing a block", [&] { pools.set.Free(block.address); });
-    if (reported) callbacks.Run([&] { Report(base, pools, block.address, -bytes); });
-    throw;
-  }
+void Announce(Base& base, const DevicePools::Owned& made, History::Context context) noexcept {
+  made.pools->stats.AfterChange(base);
+  Note(base, History::Action::ALLOC, made, std::move(context));
+  ReportBlock(base, *made.pools, made.block, 1);
+  Trace(made.block, true);
 }
 
-bool FreeAnnounced(Base& base, void* pointer, bool* freed) {
+bool FreeAnnounced(Base& base, void* pointer) {
   History& history = History::Get();
   const History::Telling telling(history);
   // Only of the device that the block is on: somebody may wait for another one with the base's lock
@@ -116,38 +129,27 @@ bool FreeAnnounced(Base& base, void* pointer, bool* freed) {
     if (asks) pools.stats.BeforeChange(base);
     return asks;
   });
-  // The block is freed whatever those say who are told: a second attempt would free what is not
-  // there any more, or tell some of them twice.
-  Callbacks callbacks;
-  // They hear of it before anybody else can have the bytes.
+  // Who is told hears of it before anybody else can have the bytes.
   const bool is_told = history.active() || c10::impl::GPUTrace::get_trace() != nullptr;
   const auto told = is_told ? DevicePools::At(pointer) : std::nullopt;
-  if (told) callbacks.Run([&] { Trace(told->block, false); });
-  const bool noted = told && history.active();
-  const History::Context allocated = noted ? history.ContextOf(told->block.address) : nullptr;
-  if (noted) {
-    callbacks.Run([&] {
-      Note(base, History::Action::FREE_REQUESTED, *told, history.Gather(History::When::ALL));
-    });
+  History::Context allocated = told ? history.ContextOf(told->block.address) : nullptr;
+  if (told) {
+    History::Context context = history.Gather(History::When::ALL);
+    Trace(told->block, false);
+    Note(base, History::Action::FREE_REQUESTED, *told, std::move(context));
   }
   Block block;
-  DevicePools* pools = nullptr;
-  try {
-    pools = DevicePools::TryFree(pointer, &block);
-  } catch (...) {
-    // It could not be freed after all.
-    if (noted) callbacks.Run([&] { Note(base, History::Action::ALLOC, *told, allocated); });
-    throw;
-  }
-  *freed = pools != nullptr;
-  if (pools != nullptr) {
-    callbacks.Run([&] { Report(base, *pools, block.address, -static_cast<int64_t>(block.bytes)); });
-  }
-  callbacks.Rethrow();
-  return pools != nullptr;
+  const auto free = [&] { return DevicePools::TryFree(pointer, &block); };
+  DevicePools* const pools = OrUndo(free, [&] {
+    if (told) Note(base, History::Action::ALLOC, *told, std::move(allocated));
+  });
+  if (pools == nullptr) return false;
+  ReportBlock(base, *pools, block, -1);
+  return true;
 }
 
-void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta& delta) {
+void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta& delta) noexcept {
+  if (!History::active()) return;
   // Blocks that live on are in both. Of one list no two have the same address.
   const auto note = [&](History::Action action, const std::vector<Block>& blocks,
                         const std::vector<Block>& others) {
@@ -158,50 +160,13 @@ void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta&
       if (same == known.end() || same->second != block) Note(base, action, {&pools, id, block});
     }
   };
-  note(History::Action::FREE_REQUESTED, delta.freed, delta.allocated);
-  note(History::Action::ALLOC, delta.allocated, delta.freed);
+  WithWarnings("the history of allocations", [&] {
+    note(History::Action::FREE_REQUESTED, delta.freed, delta.allocated);
+    note(History::Action::ALLOC, delta.allocated, delta.freed);
+  });
 }
 
-void OutOfMemory::Attach(Base& base, OomRejectionObserver observer) {
-  const std::lock_guard lock(mutex_);
-  ReserveMore(rejection_observers_, 1);
-  ForwardAttachOomRejectionObserver(base, observer);
-  rejection_observers_.push_back(std::move(observer));
-}
-
-void OutOfMemory::Tell(Base& base, DevicePools& pools, const Request& request, bool rejected,
-                       const MemoryInfo& info) {
-  if (rejected) {
-    ++pools.stats.rejections;
-    std::vector<OomRejectionObserver> observers;
-    {
-      const std::lock_guard lock(mutex_);
-      observers = rejection_observers_;
-    }
-    for (const OomRejectionObserver& observer : observers) {
-      observer(pools.device, request.bytes, pools.stats.Now(base).reserved_bytes,
-               pools.total_bytes);
-    }
-  } else {
-    // More than there is, if the base has these bytes after all.
-    for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes}) {
-      if (RunOutInBase(base, pools.device, bytes)) return;
-    }
-    ++pools.stats.ooms;
-    if (c10::memoryProfilingEnabled()) {
-      const MergedStats::Totals total = pools.stats.Now(base);
-      c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), total.allocated_bytes,
-                                       total.reserved_bytes, c10::Device(c10::kCUDA, pools.device));
-    }
-  }
-  History& history = History::Get();
-  if (!history.active()) return;
-  history.Record({History::Action::OOM, pools.device, info.free_bytes, request.bytes,
-                  request.stream, request.id},
-                 history.Gather(History::When::ALLOC), base.getUserMetadata());
-}
-
-void OutOfMemory::Throw(Base& base, DevicePools& pools, const Request& request, bool rejected) {
+void ThrowOutOfMemory(Base& base, DevicePools& pools, const Request& request) {
   const PoolId id = request.id;
   const PoolStats stats = pools.set.Stats(id);
   const int users = pools.set.UseCount(id);
@@ -209,7 +174,7 @@ void OutOfMemory::Throw(Base& base, DevicePools& pools, const Request& request, 
   WithWarnings("asking how much memory is free", [&] { info = pools.driver.Info(); });
   // Who makes room and tries again waits for the error below, not for that of somebody who is told.
   WithWarnings("who was told that memory has run out",
-               [&] { Tell(base, pools, request, rejected, info); });
+               [&] { TellOutOfMemory(base, pools, request, info); });
   TORCH_CHECK_WITH(
       OutOfMemoryError, false,
       "CUDA out of memory. Tried to allocate " + Mebibytes(request.bytes) + " in graph pool " +

@@ -1,27 +1,21 @@
 // Who hears of what happens in our pools, beside the statistics: the history and its trackers,
 // torch's profiler, the tracer of its sanitizer, and observers of memory that has run out. Native
-// allocators tell them the same.
+// allocators tell them the same. What they throw becomes a warning: what happened has.
 #pragma once
-
-#include <mutex>
-#include <vector>
 
 #include "torch/device_pools.h"
 #include "torch/observe/history.h"
-#include "torch/torch_version.h"
 
 namespace cgp {
 
-// Counts a new block and tells everybody of it. If that fails the block is gone, and the error goes
-// on.
-void Announce(Base& base, const DevicePools::Owned& made, History::Context context);
+// Counts a new block and tells everybody of it.
+void Announce(Base& base, const DevicePools::Owned& made, History::Context context) noexcept;
 
-// Frees the block that starts at `pointer`; returns false if none of ours does. An error of those
-// who are told of it is thrown when the block is free, which `freed` says.
-bool FreeAnnounced(Base& base, void* pointer, bool* freed);
+// Frees the block that starts at `pointer`; returns false if none of ours does.
+bool FreeAnnounced(Base& base, void* pointer);
 
 // Tells the history what going back to a checkpoint has freed and allocated.
-void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta& delta);
+void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta& delta) noexcept;
 
 // An allocation that was asked for in one of our pools.
 struct Request {
@@ -32,21 +26,7 @@ struct Request {
   bool whole_pages = false;  // of which the block shares none
 };
 
-class OutOfMemory {
- public:
-  // CUDAAllocator::attachOomRejectionObserver()
-  void Attach(Base& base, OomRejectionObserver observer);
-
-  // Tells everybody who asked to hear of it, and throws c10::OutOfMemoryError. `rejected`: no
-  // attempt was made to get room.
-  [[noreturn]] void Throw(Base& base, DevicePools& pools, const Request& request, bool rejected);
-
- private:
-  void Tell(Base& base, DevicePools& pools, const Request& request, bool rejected,
-            const MemoryInfo& info);
-
-  std::mutex mutex_;
-  std::vector<OomRejectionObserver> rejection_observers_;
-};
+// Tells everybody who asked to hear of memory that has run out, and throws c10::OutOfMemoryError.
+[[noreturn]] void ThrowOutOfMemory(Base& base, DevicePools& pools, const Request& request);
 
 }  // namespace cgp

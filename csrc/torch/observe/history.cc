@@ -6,23 +6,11 @@
 #include "torch/errors.h"
 
 namespace cgp {
-namespace {
-
-// Of the code that torch.compile is compiling in this thread, innermost last; nullptr: none. Memory
-// may be freed after the thread's destructors have run, so it has none.
-constinit thread_local std::vector<std::string>* compile_contexts = nullptr;
-
-thread_local std::pair<PoolId, StreamId> purpose;
-
-}  // namespace
 
 History& History::Get() {
   static auto* const history = new History;  // never destroyed, as the pools
   return *history;
 }
-
-History::Purpose::Purpose(PoolId pool, StreamId stream) { purpose = {pool, stream}; }
-History::Purpose::~Purpose() { purpose = {}; }
 
 void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder,
                         size_t max_entries, When when, bool clear,
@@ -82,9 +70,7 @@ void History::Record(Event event, Context context, const std::string& metadata) 
   const Telling left_meanwhile(*this);
   const std::lock_guard telling(telling_mutex_);
   TellMappings();  // what came before
-  Callbacks callbacks;
-  for (const TraceEntry& entry : told) callbacks.Run([&] { Tell(entry); });
-  callbacks.Rethrow();
+  for (const TraceEntry& entry : told) Tell(entry);
 }
 
 void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept {
@@ -94,8 +80,8 @@ void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) n
                     static_cast<c10::DeviceIndex>(device),
                     address,
                     bytes,
-                    purpose.second,
-                    purpose.first};
+                    Purpose::now.second,
+                    Purpose::now.first};
   // What is mapped is mapped, also where memory does not suffice for noting it.
   WithWarnings("the history of allocations", [&] {
     const std::lock_guard lock(history.mutex_);
@@ -110,7 +96,7 @@ void History::Insert(const Event& event, const Context& context, const std::stri
   TraceEntry entry(event.action, event.device, event.address, event.size,
                    reinterpret_cast<void*>(event.stream), {event.pool.first, event.pool.second},
                    c10::getApproximateTime(), when_.load() >= When::ALLOC ? context : nullptr,
-                   compile_contexts == nullptr ? "N/A" : compile_contexts->back(), metadata);
+                   "N/A", metadata);
   if (max_entries_ > 0) {
     std::deque<TraceEntry>& entries = entries_[event.device];
     entries.push_back(entry);
@@ -125,9 +111,9 @@ void History::Tell(const TraceEntry& entry) const {
     const std::lock_guard lock(mutex_);
     trackers = trackers_;
   }
-  Callbacks callbacks;
-  for (const Tracker& tracker : *trackers) callbacks.Run([&] { tracker(entry); });
-  callbacks.Rethrow();
+  for (const Tracker& tracker : *trackers) {
+    WithWarnings("a tracker of allocations", [&] { tracker(entry); });
+  }
 }
 
 // Nobody waits here: who holds the base's lock calls it too, and a tracker may want that.
@@ -140,7 +126,7 @@ void History::TellMappings() noexcept {
     const TraceEntry mapping = std::move(mappings_.front());
     mappings_.pop_front();
     lock.unlock();
-    WithWarnings("a tracker of allocations", [&] { Tell(mapping); });
+    Tell(mapping);
     lock.lock();
   }
 }
@@ -149,20 +135,6 @@ History::Context History::ContextOf(Address address) const {
   const std::lock_guard lock(mutex_);
   const auto live = live_.find(address);
   return live == live_.end() ? nullptr : live->second;
-}
-
-void History::PushCompileContext(const std::string& context) {
-  if (compile_contexts != nullptr) {
-    compile_contexts->push_back(context);
-  } else {
-    compile_contexts = new std::vector<std::string>(1, context);
-  }
-}
-
-void History::PopCompileContext() {
-  if (compile_contexts == nullptr) return;
-  compile_contexts->pop_back();
-  if (compile_contexts->empty()) delete std::exchange(compile_contexts, nullptr);
 }
 
 void History::MergeInto(std::vector<std::vector<TraceEntry>>& device_traces) {

@@ -19,6 +19,7 @@
 #include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/pool_set.h"
@@ -61,12 +62,12 @@ class History {
   };
 
   // While one lives, what its thread maps is noted as being for this pool and stream.
-  class Purpose {
-   public:
-    Purpose(PoolId pool, StreamId stream);
-    ~Purpose();
+  struct Purpose {
+    Purpose(PoolId pool, StreamId stream) { now = {pool, stream}; }
+    ~Purpose() { now = {}; }
     Purpose(const Purpose&) = delete;
     Purpose& operator=(const Purpose&) = delete;
+    static inline constinit thread_local std::pair<PoolId, StreamId> now{};
   };
 
   // The process's one.
@@ -88,22 +89,16 @@ class History {
   // The stack of the caller, if one is wanted from this level on, else nullptr.
   Context Gather(When level) const;
 
-  // Notes what happened. `metadata` is torch's user metadata. The trackers are told, all of them,
-  // before this returns; an error of theirs, the first, is thrown once all is noted. Where a block
-  // was allocated is kept from its ALLOC to its FREE_REQUESTED, which is followed by
-  // FREE_COMPLETED.
+  // Notes what happened. `metadata` is torch's user metadata. The trackers are told before this
+  // returns. Where a block was allocated is kept from its ALLOC to its FREE_REQUESTED, which is
+  // followed by FREE_COMPLETED.
   void Record(Event event, Context context, const std::string& metadata);
   // The same of the process's history, for what is mapped and unmapped. It may be called with any
-  // lock held: the trackers are told later, in the order of these calls, and their errors become
-  // warnings.
+  // lock held: the trackers are told later, in the order of these calls.
   static void Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept;
 
   // Where the live block at `address` was allocated, if that was recorded.
   Context ContextOf(Address address) const;
-
-  // CUDAAllocator::pushCompileContext() and pop, of this thread.
-  static void PushCompileContext(const std::string& context);
-  static void PopCompileContext();
 
   // Adds the entries to the base's, in order of time, as far as the history reaches back.
   void MergeInto(std::vector<std::vector<TraceEntry>>& device_traces);
@@ -113,7 +108,8 @@ class History {
   // Keeps an entry, and adds it to `told` if there are trackers. pre: mutex_ is held.
   void Insert(const Event& event, const Context& context, const std::string& metadata,
               std::deque<TraceEntry>& told);
-  // Tells all trackers, then throws the first error of theirs. pre: telling_mutex_ is held.
+  // Tells all trackers. What they throw changes nothing: what happened has. pre: telling_mutex_ is
+  // held.
   void Tell(const TraceEntry& entry) const;
   void TellMappings() noexcept;
 

@@ -200,22 +200,6 @@ TEST_F(HistoryTest, TrackersAreToldWithoutAHistoryToo) {
   EXPECT_EQ(second, (std::vector<size_t>{1024, 1536}));
 }
 
-TEST_F(HistoryTest, CompileContextsAreOfTheThreadAndNest) {
-  Configure(When::NEVER);
-  History::PushCompileContext("outer");
-  History::PushCompileContext("inner");
-  Allocate(512);
-  std::thread([&] { Allocate(1024); }).join();
-  History::PopCompileContext();
-  Allocate(1536);
-  History::PopCompileContext();
-  History::PopCompileContext();  // one too many: what was begun before the history was
-  Allocate(2048);
-  std::vector<std::string> contexts;
-  for (const auto& entry : Entries()) contexts.push_back(entry.compile_context_);
-  EXPECT_EQ(contexts, (std::vector<std::string>{"inner", "N/A", "outer", "N/A"}));
-}
-
 // The base's entries come with times converted to microseconds.
 class HistoryMergeTest : public HistoryTest {
  protected:

@@ -207,62 +207,6 @@ TEST_F(MemoryFractionTest, TheBaseIsNotToldTheSameAgain) {
   base_.before_fraction = [] {};
 }
 
-// torch's throw_on_cudamalloc_oom.
-class RejectionTest : public MemoryFractionTest {
- protected:
-  void SetUp() override {
-    MemoryFractionTest::SetUp();
-    fake_cuda::SetRejectsAtOnce(true);
-    allocator_.attachOomRejectionObserver(
-        [&](int64_t device, size_t bytes, size_t held, size_t all) {
-          rejected_.push_back({static_cast<size_t>(device), bytes, held, all});
-        });
-    allocator_.attachOutOfMemoryObserver(
-        [&](int64_t, size_t bytes, size_t, size_t) { out_of_memory_.push_back(bytes); });
-    BaseHolds(3);
-    Graph unused(*this, {0, 2}, 6);
-    unused.Begin();
-    allocator_.allocate(2 * kPage).clear();
-    unused.End();
-    unused.Reset();
-    allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  }
-  void TearDown() override { allocator_.endAllocateToPool(device_, id_); }
-
-  std::vector<std::vector<size_t>> rejected_;
-  std::vector<size_t> out_of_memory_;
-};
-
-TEST_F(RejectionTest, WhatTheFractionForbidsIsRejectedAtOnceAndItsObserversKnow) {
-  allocator_.setMemoryFraction(0.25, device_);
-  const std::string refusal = RefusalOf(4 * kPage);
-  EXPECT_NE(refusal.find("allows this process a share of 0.25"), std::string::npos) << refusal;
-  EXPECT_EQ(rejected_, (std::vector<std::vector<size_t>>{
-                           {static_cast<size_t>(device_), 4 * kPage, 5 * kPage, kPhysicalLimit}}));
-  EXPECT_TRUE(out_of_memory_.empty());
-  EXPECT_EQ(base_.calls["emptyCache"], 0);
-  EXPECT_TRUE(pools().Contains({0, 2})) << "no room was made";
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 0);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 0);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(3 * kPage)));
-}
-
-TEST_F(RejectionTest, WhatTheDeviceRefusesIsNoRejection) {
-  EXPECT_NE(RefusalOf(kPhysicalLimit + 1), "");
-  EXPECT_TRUE(IsOurs(allocator_.allocate(kPhysicalLimit)));
-  EXPECT_TRUE(rejected_.empty());
-  EXPECT_EQ(out_of_memory_, std::vector<size_t>{kPhysicalLimit + 1});
-}
-
-TEST_F(RejectionTest, UnlessTorchWantsItSoRoomIsMade) {
-  fake_cuda::SetRejectsAtOnce(false);
-  allocator_.setMemoryFraction(0.25, device_);
-  const DataPtr inside = allocator_.allocate(4 * kPage);
-  EXPECT_NE(RefusalOf(4 * kPage), "");
-  EXPECT_TRUE(rejected_.empty());
-  EXPECT_EQ(out_of_memory_.size(), 1U);
-}
-
 // What makes room for a block is not mapped for it.
 TEST_F(MemoryFractionTest, WhatIsGivenBackMeanwhileIsNotedAsNobodys) {
   Graph unused(*this, {0, 2}, 6);

@@ -60,12 +60,11 @@ void ForEachShown(SetUsage& usage, DeviceStats& stats, Function function) {
 }
 
 Stat ToStat(const Gauge& gauge) {
-  Stat stat;
-  stat.current = static_cast<int64_t>(gauge.current);
-  stat.peak = static_cast<int64_t>(gauge.peak);
-  stat.allocated = static_cast<int64_t>(gauge.added);
-  stat.freed = static_cast<int64_t>(gauge.removed);
-  return stat;
+  const auto number = [](uint64_t value) { return static_cast<int64_t>(value); };
+  return {.current = number(gauge.current),
+          .peak = number(gauge.peak),
+          .allocated = number(gauge.added),
+          .freed = number(gauge.removed)};
 }
 
 // What torch.cuda.memory_stats() counts, for such usage alone.
@@ -92,15 +91,9 @@ void AddHigherPeaks(const StatArray& part, StatArray& sum) {
   }
 }
 
-DeviceStats MergedStats::OfBase(Base& base) const {
-  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
-  const RelaxedCaptureMode relaxed;
-  return IfSupported([&] { return base.getDeviceStats(device_); });
-}
-
 void MergedStats::CatchUp(Base& base) {
   if (fraction_.load() == kUnknown) {
-    const RelaxedCaptureMode relaxed;  // as OfBase()
+    const RelaxedCaptureMode relaxed;  // as in Ask()
     const double of_base = IfSupported([&] { return base.getMemoryFraction(device_); }, 1.0);
     double unknown = kUnknown;
     fraction_.compare_exchange_strong(unknown, of_base < 1 ? of_base : kNone);
@@ -112,20 +105,24 @@ void MergedStats::CatchUp(Base& base) {
   asked_.store(moment, std::memory_order_release);
 }
 
-void MergedStats::AfterChange(Base& base) {
-  if (set_.TakeNewPeak()) {
-    OrUndo([&] { Ask(base, &Stat::current); }, [&] { set_.NoteNewPeak(); });
-  }
-  LimitBase(base);
+void MergedStats::AfterChange(Base& base) noexcept {
+  TryTwice("the statistics", [&] {
+    if (set_.TakeNewPeak()) {
+      OrUndo([&] { Ask(base, &Stat::current); }, [&] { set_.NoteNewPeak(); });
+    }
+    LimitBase(base);
+  });
 }
 
 // Why the base's peak since the last question may be added to what ours hold now: it was either
 // while they held that, or what it held at the last question; and what ours hold beside that is no
 // new peak, since otherwise it would have been asked when they grew.
 DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
-  const RelaxedCaptureMode relaxed;  // as OfBase(), for what is reset
+  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+  const RelaxedCaptureMode relaxed;
   SetUsage ours = set_.Usage();
-  DeviceStats bases = OfBase(base);
+  // A base that does not count (CUDAPluggableAllocator) has nothing.
+  DeviceStats bases = IfSupported([&] { return base.getDeviceStats(device_); });
   DeviceStats sum = ToDeviceStats(ours);
   ForEachPair(sum, bases, [&](Stat& both, const Stat& part) {
     both = {.current = part.current, .peak = both.current + part.*of_base};
@@ -151,15 +148,6 @@ DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
   return bases;
 }
 
-MergedStats::Totals MergedStats::Now(Base& base) const {
-  const DeviceStats bases = OfBase(base);
-  const SetUsage ours = set_.Usage();
-  return {.allocated_bytes =
-              static_cast<size_t>(bases.allocated_bytes[0].current) + ours.all.bytes.current,
-          .reserved_bytes =
-              static_cast<size_t>(bases.reserved_bytes[0].current) + ours.reserved_bytes.current};
-}
-
 DeviceStats MergedStats::Get(Base& base) {
   DeviceStats stats = Ask(base, &Stat::peak);
   const DeviceStats pools = ToDeviceStats(set_.Usage());
@@ -168,7 +156,6 @@ DeviceStats MergedStats::Get(Base& base) {
   stats.num_device_free += pools.num_device_free;
   stats.num_alloc_retries += retries;
   stats.num_ooms += ooms;
-  AddRejections(stats, rejections);
   {
     const std::lock_guard lock(mutex_);
     ForEachPair(stats, peaks_, [](Stat& stat, const Stat& peak) {
@@ -200,7 +187,7 @@ void MergedStats::ResetPeaks(Base& base) {
 void MergedStats::ResetAccumulated(Base& base) {
   IfSupported([&] { base.resetAccumulatedStats(device_); });
   set_.ResetTraffic();
-  retries = ooms = rejections = 0;
+  retries = ooms = 0;
 }
 
 // --- The fraction ---
@@ -213,16 +200,10 @@ void MergedStats::Store(double fraction) {
 }
 
 void MergedStats::SetFraction(Base& base, double fraction) {
-  BeforeChange(base);                         // asks what is in force, to go back to
+  BeforeChange(base);
   base.setMemoryFraction(fraction, device_);  // refuses what is no fraction
-  const double before = fraction_.load();
   Store(fraction);
-  OrUndo([&] { LimitBase(base); },
-         [&] {
-           Store(before);
-           base.setMemoryFraction(std::min(before, 1.0), device_);
-           LimitBase(base);
-         });
+  AfterChange(base);
 }
 
 void MergedStats::LimitOurs() {

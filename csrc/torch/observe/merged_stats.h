@@ -53,11 +53,12 @@ class MergedStats {
 
   // To be called around what changes our pools: asks the base what it has, if that may be more than
   // it was, or where ours may have a new peak; and tells each side its share. Who has the base's
-  // lock may call them, since they wait with no lock held. Where one fails the next one asks.
+  // lock may call them, since they wait with no lock held. Where one fails the next one asks; what
+  // has changed has, so the latter only warns.
   void BeforeChange(Base& base) {
     if (IsBehind()) CatchUp(base);
   }
-  void AfterChange(Base& base);
+  void AfterChange(Base& base) noexcept;
   // Asks in any case: the base may hold less than it did, which it says to nobody.
   void CatchUp(Base& base);
 
@@ -74,17 +75,10 @@ class MergedStats {
     Store(kUnknown);
   }
 
-  // As torch counts them: num_alloc_retries, num_ooms and, from 2.12 on, num_oom_rejections.
+  // As torch counts them: num_alloc_retries and num_ooms.
   std::atomic<int64_t> retries{0};
   std::atomic<int64_t> ooms{0};
-  std::atomic<int64_t> rejections{0};
 
-  // What there is now, of both.
-  struct Totals {
-    size_t allocated_bytes = 0;
-    size_t reserved_bytes = 0;
-  };
-  Totals Now(Base& base) const;
   DeviceStats Get(Base& base);
   void ResetPeaks(Base& base);
   void ResetAccumulated(Base& base);
@@ -92,8 +86,6 @@ class MergedStats {
  private:
   using Stat = c10::CachingAllocator::Stat;
 
-  // What the base counts: nothing if it does not count (CUDAPluggableAllocator).
-  DeviceStats OfBase(Base& base) const;
   // Notes what ours hold now and the base did: now, or at its peak since it was asked last. Returns
   // what it says.
   DeviceStats Ask(Base& base, int64_t Stat::*of_base);

@@ -74,15 +74,6 @@ TEST_F(MergedStatsTest, PeaksThatDoNotMeetAreNotAdded) {
   EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 10 * kBorder);
 }
 
-TEST_F(MergedStatsTest, NowIsTheSumOfBoth) {
-  base_.stats.allocated_bytes[kAll].current = 700;
-  base_.stats.reserved_bytes[kAll].current = 4000;
-  const Block ours = Allocate(1000);
-  const MergedStats::Totals now = stats_.Now(base_);
-  EXPECT_EQ(now.allocated_bytes, 700 + ours.bytes);
-  EXPECT_EQ(now.reserved_bytes, 4000 + set_.Usage().reserved_bytes.current);
-}
-
 TEST_F(MergedStatsTest, EachPoolsMemoryIsToldWhereTorchTellsPoolsApart) {
   const c10::MempoolId_t ours{kId.first, kId.second}, bases{0, 9};
   bool told = false;

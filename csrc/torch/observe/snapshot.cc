@@ -1,10 +1,11 @@
-#include "torch/observe/snapshot.h"
-
+// Pools as torch.cuda.memory_snapshot() shows memory: segments tiled by blocks.
 #include <algorithm>
 #include <map>
 #include <utility>
 
 #include "core/base/error.h"
+#include "torch/device_pools.h"
+#include "torch/observe/history.h"
 
 namespace cgp {
 namespace {
@@ -84,17 +85,17 @@ void AppendPool(c10::DeviceIndex device, PoolId id, const PoolSnapshot& pool,
 
 }  // namespace
 
-void AppendSegments(DevicePools& pools, std::optional<PoolId> only, const History& history,
-                    std::vector<SegmentInfo>& segments) {
-  for (const PoolId id : pools.set.ids()) {
+void DevicePools::AppendSegments(std::optional<PoolId> only, const History& history,
+                                 std::vector<SegmentInfo>& segments) {
+  for (const PoolId id : set.ids()) {
     if (only && *only != id) continue;
     std::optional<PoolSnapshot> pool;
     try {
-      pool = pools.set.Snapshot(id);
+      pool = set.Snapshot(id);
     } catch (const UsageError&) {
       continue;  // another thread has given it back meanwhile
     }
-    AppendPool(pools.device, id, *pool, history, segments);
+    AppendPool(device, id, *pool, history, segments);
   }
 }
 

@@ -1,6 +1,4 @@
 // Segments and blocks as shown to torch, against what the pool says of itself.
-#include "torch/observe/snapshot.h"
-
 #include <gtest/gtest.h>
 
 #include <map>
@@ -8,6 +6,8 @@
 #include <set>
 #include <vector>
 
+#include "torch/device_pools.h"
+#include "torch/observe/history.h"
 #include "torch/testing/fake_cuda.h"
 
 namespace cgp {
@@ -31,7 +31,7 @@ class SnapshotTest : public ::testing::Test {
   }
   std::vector<SegmentInfo> Segments(std::optional<PoolId> only = std::nullopt) {
     std::vector<SegmentInfo> segments;
-    AppendSegments(pools_, only, history_, segments);
+    pools_.AppendSegments(only, history_, segments);
     return segments;
   }
   // Which physical bytes, as (page, granule), an address stands for.

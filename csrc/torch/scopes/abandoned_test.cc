@@ -125,7 +125,7 @@ TEST_F(AbandonedCaptureTest, TheNextInItsPoolShowsThatItFailed) {
     current_stream = Stream(1);
     EndLate(id_);
   }
-  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+  allocator_.releasePool(device_, id_);
 }
 
 TEST_F(AbandonedCaptureTest, WhoSawItFailSaysSo) {
@@ -151,7 +151,7 @@ TEST_F(AbandonedCaptureTest, OneOfAnotherThreadMayJustBeAboutToBegin) {
   }).join();
   allocator_.emptyCache();
   EXPECT_TRUE(allocator_.capturing());
-  EXPECT_THROW(Capture(id_), c10::Error) << "two captures fill one pool";
+  EXPECT_THROW(Capture(id_), UsageError) << "two captures fill one pool";
   EXPECT_TRUE(allocator_.capturing());
   SetCapture(Stream(1), 0);
   SetCapture(Stream(5), 7);

@@ -90,8 +90,14 @@ class Annexes {
     }
   }
   void Rename(c10::CachingDeviceAllocator::DeviceStats& stats) const {
+    auto* const pools = ReservedByPrivatePool(stats);
+    if (pools == nullptr) return;
     for (const auto& [annex, owner] : Owners()) {
-      MovePrivatePool(stats, annex, owner, AddHigherPeaks);
+      const auto found = pools->find(annex);  // in a map of torch's own, which cannot extract
+      if (found == pools->end()) continue;
+      const c10::CachingAllocator::StatArray counts = found->second;
+      pools->erase(found);
+      AddHigherPeaks(counts, (*pools)[owner]);
     }
   }
 

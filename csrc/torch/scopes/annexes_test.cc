@@ -100,7 +100,7 @@ TEST_F(AnnexesTest, WhileThePoolHasAUserTheAnnexStays) {
   graph.End();
   graph.Reset();
   EXPECT_GT(UsersOf(annex), 0);
-  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+  allocator_.releasePool(device_, id_);
   EXPECT_EQ(UsersOf(annex), 0);
 }
 
@@ -165,24 +165,9 @@ TEST_F(AnnexesTest, ABaseThatRefusesLeavesNoCapture) {
   EXPECT_EQ(UsersOfAll(), 0);
 }
 
-TEST_F(AnnexesTest, ATreeThatIsHandedToTheBaseLeavesNoAnnex) {
-  const MempoolId_t old_tree{0, 2};
-  allocator_.scopes().StopTakingCaptures([] {});
-  allocator_.beginAllocateToPool(device_, old_tree, ThisThread());
-  allocator_.endAllocateToPool(device_, old_tree);
-  allocator_.scopes().TakeCaptures();
-  Graph holds_the_pool(*this, id_, 7);
-  holds_the_pool.Begin();
-  holds_the_pool.End();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());  // warms up
-  ASSERT_TRUE(base_.open.contains({device_, id_}));
-  allocator_.endAllocateToPool(device_, id_);
-  EXPECT_EQ(UsersOf(id_) + UsersOf(old_tree), UsersOfAll());
-}
-
 // The other way round: storages keep us, too, when captures are the base's again.
 TEST_F(AnnexesTest, WhatABasesCaptureAsksUsForIsTheBases) {
-  allocator_.scopes().StopTakingCaptures([] {});
+  allocator_.scopes().takes_captures = false;
   Graph graph(*this, id_, 7);
   graph.Begin();
   EXPECT_EQ(PoolOf(allocator_.allocate(1000)), id_);
@@ -190,21 +175,6 @@ TEST_F(AnnexesTest, WhatABasesCaptureAsksUsForIsTheBases) {
   graph.End();
 }
 
-// What statistics have from torch 2.13 on.
-TEST(MovePrivatePoolTest, WhatOnePoolCountsIsAddedToAnother) {
-  struct {
-    std::map<MempoolId_t, int> reserved_bytes_by_private_pools{
-        {{0, 1}, 10}, {{0, 2}, 200}, {{0, 3}, 3000}};
-  } stats;
-  const auto add = [](int counts, int& sum) { sum += counts; };
-  MovePrivatePool(stats, {0, 2}, {0, 1}, add);
-  MovePrivatePool(stats, {0, 3}, {0, 4}, add);
-  MovePrivatePool(stats, {0, 5}, {0, 6}, add);
-  EXPECT_EQ(stats.reserved_bytes_by_private_pools,
-            (std::map<MempoolId_t, int>{{{0, 1}, 210}, {{0, 4}, 3000}}));
-}
-
-// torch.compile's trees go back to the end of an earlier graph: what lived then lives again.
 TEST_F(AnnexesTest, ACheckpointIsOfTheAnnexToo) {
   Graph graph(*this, id_, 7);
   graph.Begin();

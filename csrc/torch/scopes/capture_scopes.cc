@@ -3,16 +3,16 @@
 
 #include <algorithm>
 
-#include "core/base/reserve.h"
+#include "core/base/error.h"
 #include "torch/errors.h"
 #include "torch/observe/history.h"
 #include "torch/runtime.h"
 
 namespace cgp {
 
-CaptureScopes::Known* CaptureScopes::As(Role role, const ScopeKey& key) {
-  const auto known = known_.find(key);
-  return known != known_.end() && known->second.role == role ? &known->second : nullptr;
+CaptureScopes::MemPool* CaptureScopes::FindMemPool(const ScopeKey& key, bool ours) {
+  const auto found = mempools_.find(key);
+  return found != mempools_.end() && found->second.ours == ours ? &found->second : nullptr;
 }
 
 std::optional<Target> CaptureScopes::FindOurs(DeviceIndex device, MempoolId_t id) const {
@@ -28,53 +28,41 @@ bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
   return IfSupported([&] { return base_->getPoolUseCount(device, id); }) > 0;
 }
 
-void CaptureScopes::AddName(DeviceIndex device, MempoolId_t id, PoolId pool) {
+void CaptureScopes::CountName(DeviceIndex device, MempoolId_t id, PoolId pool, int change) {
+  if (pool != kShared) return;
   const std::lock_guard lock(names_mutex_);
-  if (pool == kShared) shared_uses_.insert({device, id});
-}
-
-void CaptureScopes::DropName(DeviceIndex device, MempoolId_t id, PoolId pool) {
-  const std::lock_guard lock(names_mutex_);
-  const auto use = shared_uses_.find({device, id});
-  if (pool == kShared && use != shared_uses_.end()) shared_uses_.erase(use);
+  const auto uses = shared_uses_.try_emplace({device, id}).first;
+  uses->second += change;
+  if (uses->second <= 0) shared_uses_.erase(uses);
 }
 
 void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter) {
   const History::Telling telling(History::Get());
   std::unique_lock lock(mutex_);
-  // Torch asked us before we were taken out, and will ask the base for the end.
-  if (taken_out_) return base_->beginAllocateToPool(device, id, std::move(filter));
   const cudaStream_t stream = CurrentStream(device);
   routes_.AwaitOthers(stream, lock);
   TakeAsFailed(/*own_alone=*/false, [&](const Route& route) { return route.origin == stream; });
   const bool capturing = IsCapturing(stream);
+  const bool takes = takes_captures;
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
   // A capture may not wait for another one that fills the shared pool: it gets a pool of its own
   // then.
-  const bool shares = kind == ScopeKind::kCapture && takes_captures() && shares_captures_ &&
-                      IsAnonymous(id) && !FindOurs(device, id) && !BaseKnows(device, id) &&
+  const bool shares = kind == ScopeKind::kCapture && takes && shares_captures && IsAnonymous(id) &&
+                      !FindOurs(device, id) && !BaseKnows(device, id) &&
                       !routes_.TargetOf(device, kShared);
   const PoolId pool = shares ? kShared : PoolNamed(device, id);
   TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
   const auto ours = FindOurs(device, {pool.first, pool.second});
   DevicePools* pools = ours ? ours->pools : nullptr;
-  DevicePools* undecided = nullptr;
   const ScopeKey key{device, pool};
-  const Known* const mempool = As(Role::kMemPool, key);
-  if (kind == ScopeKind::kEager) {
-    ForgetBasesDeadTrees();
-    // Where nothing was ever allocated the pool can still become the base's.
-    if (pools != nullptr && base_serves_trees_ && mempool == nullptr &&
-        !As(Role::kRegistered, key) && !routes_.TargetOf(device, pool) &&
-        pools->set.Stats(pool).allocations == 0) {
-      undecided = std::exchange(pools, nullptr);
-    }
+  const MemPool* const mempool = FindMemPool(key);
+  if (pools == nullptr && takes && !BaseKnows(device, id)) {
+    pools = &DevicePools::For(device, owner_);
   }
-  if (pools == nullptr && undecided == nullptr && takes_captures() && !BaseKnows(device, id)) {
-    pools = AsTorchErrors([&] { return &DevicePools::For(device, owner_); });
-  }
+  // The end of the scope before it has failed.
+  if (ours && pools->set.InScope(pool) && !routes_.TargetOf(device, pool)) pools->EndScope(pool);
 
   Route route{
       {pool, kind, pools, mempool && mempool->whole_pages, stream}, device, id, std::move(filter)};
@@ -103,57 +91,30 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
                   ": the current stream is capturing another graph already. Captures do not nest: "
                   "end that one first, or capture on another stream");
   routes_.ReserveOne();
-  pools == nullptr ? BeginInBase(route, undecided) : BeginInOurs(route, capturing, graphs);
+  pools == nullptr ? base_->beginAllocateToPool(device, id, route.filter)
+                   : BeginInOurs(route, capturing, graphs);
   if (kind == ScopeKind::kCapture && !route.nested) {
-    ++(pools == nullptr ? counts_.bases : counts_.ours);
-    if (pools == nullptr && !takes_captures()) ++counts_.while_stopped;
-    if (pools == nullptr && takes_captures() && As(Role::kMemPoolOfBase, key)) {
-      ++counts_.in_mempools;
-    }
+    ++(pools == nullptr ? counts.bases : counts.ours);
+    if (pools == nullptr && !takes) ++counts.while_stopped;
+    if (pools == nullptr && takes && FindMemPool(key, /*ours=*/false)) ++counts.in_mempools;
   }
   routes_.Add(std::move(route));
 }
 
-void CaptureScopes::BeginInBase(const Route& route, DevicePools* undecided) {
-  const DeviceIndex device = route.device;
-  const MempoolId_t id = route.name;
-  const int users = undecided == nullptr ? 0 : undecided->set.UseCount(route.id);
-  const ScopeKey tree{device, route.id};
-  const bool is_new_tree = route.kind == ScopeKind::kEager &&
-                           known_.try_emplace(tree, Known{.role = Role::kTreeOfBase}).second;
-  NoteWhoServesTrees();
-  int given = 0;
-  const auto begin = [&] {
-    for (; given < users; ++given) base_->createOrIncrefPool(device, id, nullptr);
-    base_->beginAllocateToPool(device, id, route.filter);
-  };
-  OrUndo(begin, [&] {
-    if (is_new_tree) known_.erase(tree);
-    NoteWhoServesTrees();
-    for (; given > 0; --given) base_->releasePool(device, id);
-  });
-  for (int user = 0; user < users; ++user) undecided->set.Release(route.id);
-  if (undecided != nullptr) ReleaseUnused(*undecided, route.id);
-}
-
 void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
   DevicePools& pools = *route.pools;
-  const bool capture = route.kind == ScopeKind::kCapture;
-  AddName(route.device, route.name, route.id);
-  OrUndo([&] { AsTorchErrors([&] { pools.set.BeginScope(route.id, route.kind, capturing); }); },
-         [&] { DropName(route.device, route.name, route.id); });
+  CountName(route.device, route.name, route.id, 1);
+  OrUndo([&] { pools.set.BeginScope(route.id, route.kind, capturing); },
+         [&] { CountName(route.device, route.name, route.id, -1); });
   bool is_kept = false;
   const auto tell = [&] {
     is_kept = graphs && KeepFor(pools, *graphs, route.id);
-    if (!capture && !base_serves_trees_) {
-      known_.try_emplace({route.device, route.id}, Known{.role = Role::kTree});
-    }
-    if (capture) annexes_.Begin(route.device, route.id);
+    if (route.kind == ScopeKind::kCapture) annexes_.Begin(route.device, route.id);
   };
   OrUndo(tell, [&] {
     if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
     if (is_kept) pools.set.Release(route.id);
-    DropName(route.device, route.name, route.id);
+    CountName(route.device, route.name, route.id, -1);
     pools.EndScope(route.id);
     pools.set.Release(route.id);
   });
@@ -177,9 +138,8 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
     if (target->pools == nullptr) base_->endAllocateToPool(device, id);
     return;
   }
-  Callbacks ends;
   if (target && target->pools != nullptr) {
-    ends.Run([&] { EndScope(*target->pools, pool, target->kind); });
+    EndScope(*target->pools, pool, target->kind);
   } else if (base_ != nullptr) {
     base_->endAllocateToPool(device, id);
     routes_.Remove(device, pool);
@@ -187,23 +147,17 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
   // What was nested in a capture ends with it; what fails to, when the next scope begins.
   TryTwice("the end of what was nested in a capture",
            [&] { CloseAbandoned([](const Route&) { return false; }); });
-  ends.Rethrow();
 }
 
 void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
-  routes_.Close(pools.device, pool);
-  Callbacks ends;
-  ends.Run([&] { AsTorchErrors([&] { pools.EndScope(pool); }); });
-  if (!pools.set.InScope(pool)) {
-    routes_.Remove(pools.device, pool);
-    if (kind == ScopeKind::kCapture) {
-      // That the capture is over is so whatever the base says.
-      TryTwice("the allocator below it, told that a capture is over,",
-               [&] { annexes_.End(pools.device, pool); });
-      ReleaseUnused(pools, pool);
-    }
-  }
-  ends.Rethrow();
+  routes_.Remove(pools.device, pool);
+  // That a capture is over is so whatever the base says.
+  const bool capture = kind == ScopeKind::kCapture;
+  TryTwice("the allocator below it, told that a capture is over,", [&] {
+    if (capture) annexes_.End(pools.device, pool);
+  });
+  pools.EndScope(pool);
+  if (capture) ReleaseUnused(pools, pool);
 }
 
 // --- Captures that nobody ended ---
@@ -228,18 +182,16 @@ void CaptureScopes::EndFailed(DeviceIndex device, MempoolId_t id) {
   TakeAsFailed(/*own_alone=*/true, [&](const Route& route) { return route.LeadsTo(device, pool); });
 }
 
-void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& counts) {
-  while (std::optional<Route> route = routes_.FindAbandoned(counts)) {
+void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& considered) {
+  while (std::optional<Route> route = routes_.FindAbandoned(considered)) {
     if (route->pools == nullptr) {  // the base keeps its own books
       routes_.Remove(route->device, route->id, route->paused);
       continue;
     }
-    ReserveMore(late_ends_, 1);
-    EndScope(*route->pools, route->id, route->kind);
-    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
-    if (route->closed || (route->nested && route->paused)) continue;
     route->failed = route->nested;
-    late_ends_.push_back(std::move(*route));
+    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
+    if (!route->nested || !route->paused) late_ends_.push_back(*route);
+    EndScope(*route->pools, route->id, route->kind);
   }
 }
 
@@ -258,13 +210,13 @@ void CaptureScopes::TakeAsFailed(bool own_alone, const std::function<bool(const 
 }
 
 void CaptureScopes::Hold(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  AddName(pools.device, id, pool);
-  OrUndo([&] { pools.set.Retain(pool); }, [&] { DropName(pools.device, id, pool); });
+  CountName(pools.device, id, pool, 1);
+  OrUndo([&] { pools.set.Retain(pool); }, [&] { CountName(pools.device, id, pool, -1); });
 }
 
 void CaptureScopes::Drop(DevicePools& pools, MempoolId_t id, PoolId pool) {
-  AsTorchErrors([&] { pools.set.Release(pool); });
-  DropName(pools.device, id, pool);
+  pools.set.Release(pool);
+  CountName(pools.device, id, pool, -1);
   ReleaseUnused(pools, pool);
 }
 
@@ -278,10 +230,9 @@ void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
   base_->releasePool(device, id);
   // What is not forgotten now is the next time.
   WithWarnings("the allocator below it, asked for its pools,", [&] {
-    ForgetBasesDeadTrees();
     if (BaseKnows(device, id)) return;
     const PoolId pool{id.first, id.second};
-    if (As(Role::kMemPoolOfBase, {device, pool})) known_.erase({device, pool});
+    mempools_.erase({device, pool});
     if (DevicePools* const kept = DevicePools::Find(device)) ReleaseKeptFor(*kept, pool);
   });
 }
@@ -290,33 +241,9 @@ void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (routes_.TargetOf(pools.device, id)) return;
   if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
   if (pools.set.UseCount(id) > 0) return;
-  const ScopeKey key{pools.device, id};
-  if (As(Role::kMemPool, key) || As(Role::kTree, key)) known_.erase(key);
-  NoteWhoServesTrees();
+  mempools_.erase({pools.device, id});
   TryTwice("the allocator below it, told that a pool's graphs are gone,",
            [&] { annexes_.Release(pools.device, id); });
-}
-
-void CaptureScopes::NoteWhoServesTrees() {
-  const auto there_are = [&](Role role) {
-    return std::ranges::any_of(known_, [&](const auto& each) { return each.second.role == role; });
-  };
-  base_serves_trees_.store(there_are(Role::kTreeOfBase) && !there_are(Role::kTree),
-                           std::memory_order_release);
-}
-
-void CaptureScopes::ForgetBasesDeadTrees() {
-  std::erase_if(known_, [this](const auto& each) {
-    const auto& [device, id] = each.first;
-    return each.second.role == Role::kTreeOfBase && !BaseKnows(device, {id.first, id.second});
-  });
-  NoteWhoServesTrees();
-}
-
-bool CaptureScopes::ServesTrees() const {
-  bool ours = takes_captures();
-  for (DevicePools* pools : DevicePools::All(owner_)) ours = ours || !pools->set.ids().empty();
-  return ours && !base_serves_trees_.load(std::memory_order_acquire);
 }
 
 void CaptureScopes::Register(DeviceIndex device, PoolId id) {
@@ -326,31 +253,7 @@ void CaptureScopes::Register(DeviceIndex device, PoolId id) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is in use already");
   }
-  const ScopeKey key{device, id};
-  known_[key] = {.role = Role::kRegistered};
-  OrUndo([&] { set.Retain(id); }, [&] { known_.erase(key); });
-}
-
-void CaptureScopes::Unregister(DeviceIndex device, PoolId id) {
-  const History::Telling telling(History::Get());
-  const std::lock_guard lock(mutex_);
-  if (!As(Role::kRegistered, {device, id})) {
-    throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
-                     " is not registered");
-  }
-  DevicePools& pools = DevicePools::For(device, owner_);
-  pools.set.Release(id);
-  known_.erase({device, id});
-  ReleaseUnused(pools, id);
-}
-
-void CaptureScopes::StopTakingCaptures(const std::function<void()>& uninstall) {
-  const std::lock_guard lock(mutex_);
-  const bool idle = !routes_.active() && DevicePools::All(owner_).empty();
-  takes_captures_.store(false, std::memory_order_release);
-  if (!idle) return;
-  uninstall();
-  taken_out_ = true;
+  set.Retain(id);
 }
 
 }  // namespace cgp

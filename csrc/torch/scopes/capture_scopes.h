@@ -18,12 +18,6 @@
 // (torch begins the route before the capture, and a graph's filter asks for its capture), or if the
 // current stream is capturing already.
 //
-// torch compares raw_deleter() with the deleter of DataPtrs for the pools of graph trees alone. So
-// it has to be that of whoever serves the trees: us, or the base after disable() and as long as
-// trees from before enable() are alive. Who serves trees serves new ones too, as long as those
-// live. Their ids alone may change hands, until a first block is allocated in them: a tree captures
-// an empty graph, only to hold its pool, and then warms up in it.
-//
 // Every call has strong exception safety, but the end of a scope: once it is asked for nothing is
 // routed to the pool any more, and what could not be ended is ended later (EndScope()).
 //
@@ -76,40 +70,28 @@ class CaptureScopes {
   // The pool of ours that torch calls `id`, if it is one.
   std::optional<Target> FindOurs(DeviceIndex device, MempoolId_t id) const;
 
-  // Makes `id` ours and holds its pool open until Unregister(). Throws UsageError if it is in use.
+  // Makes `id` ours, with a user: who calls Release(). Throws UsageError if it is in use.
   void Register(DeviceIndex device, PoolId id);
-  void Unregister(DeviceIndex device, PoolId id);
   // Whether it is a torch.cuda.MemPool's, and ours.
   bool IsMemPool(DeviceIndex device, PoolId id) {
     const std::lock_guard lock(mutex_);
-    return As(Role::kMemPool, {device, id}) != nullptr;
+    return FindMemPool({device, id}) != nullptr;
   }
 
-  // From now on new captures become ours, or the base's; pools that are ours go on working. If no
-  // scope is open, and no device ever had pools (whose part in the statistics' peaks only we know),
-  // `uninstall` runs before any scope can begin: torch will ask the base.
-  void TakeCaptures() {
-    const std::lock_guard lock(mutex_);
-    taken_out_ = false;
-    takes_captures_.store(true, std::memory_order_release);
-  }
-  void StopTakingCaptures(const std::function<void()>& uninstall);
-  bool takes_captures() const { return takes_captures_.load(std::memory_order_acquire); }
-  // Of those to come: whether captures that name no pool share one, and MemPools are ours.
-  void SetSharesCaptures(bool shares) { shares_captures_.store(shares); }
-  void SetTakesMemPools(bool takes) { takes_mempools_.store(takes); }
-  // Whether graph trees are ours to serve.
-  bool ServesTrees() const;
+  // Of captures to come: whether they become ours, or the base's; pools that are ours go on working.
+  std::atomic<bool> takes_captures{true};
+  // Whether those that name no pool share one, and whether MemPools are ours.
+  std::atomic<bool> shares_captures{false};
+  std::atomic<bool> takes_mempools{true};
 
   // How many captures have begun since the process did.
   struct Counts {
     std::atomic<uint64_t> ours{0};
     std::atomic<uint64_t> bases{0};
     // Of the base's, why. The others went to pools that the base had before.
-    std::atomic<uint64_t> while_stopped{0};  // between StopTakingCaptures() and TakeCaptures()
+    std::atomic<uint64_t> while_stopped{0};  // we took none
     std::atomic<uint64_t> in_mempools{0};    // of the base's
-  };
-  const Counts& counts() const { return counts_; }
+  } counts;
 
   // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
   // ended.
@@ -134,16 +116,9 @@ class CaptureScopes {
  private:
   using ScopeKey = std::pair<DeviceIndex, PoolId>;
 
-  // What is known of a pool beside its scopes.
-  enum class Role {
-    kRegistered,     // of a live GraphPool
-    kMemPool,        // of a torch.cuda.MemPool, ours
-    kMemPoolOfBase,  // as far as we saw it being made
-    kTree,        // graph trees warm up in it, as it seems; none comes while the base serves them
-    kTreeOfBase,  // a MemPool from before enable() looks like one
-  };
-  struct Known {
-    Role role{};
+  // A torch.cuda.MemPool, as far as we saw it being made.
+  struct MemPool {
+    bool ours = false;         // or the base's
     bool lends = false;        // use_on_oom
     bool whole_pages = false;  // no_split
   };
@@ -152,27 +127,25 @@ class CaptureScopes {
   // How many users of the shared pool hold it under this id; 0 if that stands for itself.
   int SharedUses(DeviceIndex device, MempoolId_t id) const {
     const std::lock_guard lock(names_mutex_);
-    return static_cast<int>(shared_uses_.count({device, id}));
+    const auto found = shared_uses_.find({device, id});
+    return found == shared_uses_.end() ? 0 : found->second;
   }
   PoolId PoolNamed(DeviceIndex device, MempoolId_t id) const {
     return SharedUses(device, id) > 0 ? kShared : PoolId{id.first, id.second};
   }
-  // `pool` gets a user under this id, and loses one.
-  void AddName(DeviceIndex device, MempoolId_t id, PoolId pool);
-  void DropName(DeviceIndex device, MempoolId_t id, PoolId pool);
+  // `pool` gets a user under this id (1), or loses one (-1), which never throws.
+  void CountName(DeviceIndex device, MempoolId_t id, PoolId pool, int change);
 
   // pre, of all that follow: mutex_ is held.
 
-  // What is known of the pool if it is that, else nullptr.
-  Known* As(Role role, const ScopeKey& key);
-  // Begin and end a scope. The former with what was decided of it; the base gets `undecided`'s pool
-  // of that name too, with its users, unless that is nullptr. `graphs` is the pool of the graph
-  // that a nested scope is of.
-  void BeginInBase(const Route& route, DevicePools* undecided);
+  // The MemPool of that pool if it is one, of ours or of the base's, else nullptr.
+  MemPool* FindMemPool(const ScopeKey& key, bool ours = true);
+  // Begins a scope of which all is decided. `graphs` is the pool of the graph that a nested scope
+  // is of.
   void BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs);
-  // The one place where a scope of ours ends, for whatever reason. Its route is closed whatever
-  // throws. Where the pool's scope could not be ended the route stays, closed: another end, or
-  // whoever looks for abandoned captures next, ends it.
+  // The one place where a scope of ours ends, for whatever reason. Its route is gone whatever
+  // throws. A pool's scope that could not be ended, for lack of the host's memory, ends before the
+  // next one begins in it.
   void EndScope(DevicePools& pools, PoolId pool, ScopeKind kind);
 
   // Add and take away a user of our pool, which torch calls `id`.
@@ -180,8 +153,6 @@ class CaptureScopes {
   void Drop(DevicePools& pools, MempoolId_t id, PoolId pool);
   // The pool of ours has lost a user. That is so whatever the base says.
   void ReleaseUnused(DevicePools& pools, PoolId id);
-  void NoteWhoServesTrees();
-  void ForgetBasesDeadTrees();
   // How many use the pool, but for graphs that are captured into others.
   int UsersOf(DevicePools& pools, PoolId pool) const;
   // `nested` has memory of graphs in pool `of`: it is kept until that has no users. Returns whether
@@ -189,28 +160,22 @@ class CaptureScopes {
   bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
   void ReleaseKeptFor(DevicePools& pools, PoolId of);
 
-  void CloseAbandoned(const std::function<bool(const Route&)>& counts);
+  void CloseAbandoned(const std::function<bool(const Route&)>& considered);
   // The captures of these routes have failed, since a new one begins where they were. The routes of
   // other threads are left open if `own_alone`: these may be about to begin their captures.
   void TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed);
 
   const PoolsOwner owner_;
   Base* const base_;
-  std::atomic<bool> takes_captures_{true};
-  std::atomic<bool> shares_captures_{false};
-  std::atomic<bool> takes_mempools_{true};
-  Counts counts_;
-  std::atomic<bool> base_serves_trees_{false};  // == of trees there are the base's alone
   RouteTable routes_;
   Annexes annexes_{base_, routes_};
   mutable std::mutex names_mutex_;  // the last one, for those who have no other
-  std::multiset<std::pair<DeviceIndex, MempoolId_t>> shared_uses_;
+  std::map<std::pair<DeviceIndex, MempoolId_t>, int> shared_uses_;
 
   // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
   // given back.
   mutable std::mutex mutex_;
-  bool taken_out_ = false;  // torch asks the base: StopTakingCaptures() has uninstalled us
-  std::map<ScopeKey, Known> known_;
+  std::map<ScopeKey, MemPool> mempools_;
   // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
   std::set<std::pair<ScopeKey, PoolId>> kept_;
   // What captures of ours had that looked abandoned. Their scopes are closed; their graphs may still

@@ -1,4 +1,5 @@
 // Whose pool is it, and who allocates in it now.
+#include <c10/cuda/CUDAStream.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +30,7 @@ TEST_F(GraphScopesTest, ACaptureOfTheBasesThatPausesIsStillACapture) {
     allocator_.beginAllocateToPool(device_, id_, graph.Filter());
     EXPECT_TRUE(base_.open.contains({device_, id_}));
   }
-  EXPECT_EQ(allocator_.scopes().counts().bases, 1U);
+  EXPECT_EQ(allocator_.scopes().counts.bases, 1U);
   graph.End();
   EXPECT_FALSE(allocator_.capturing());
   EXPECT_FALSE(base_.open.contains({device_, id_}));
@@ -53,7 +54,7 @@ TEST_F(GraphScopesTest, AnEagerScopeEndsThoughTheDeviceCannotBeMarked) {
 }
 
 TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
-  allocator_.scopes().SetTakesMemPools(false);
+  allocator_.scopes().takes_mempools = false;
   allocator_.createOrIncrefPool(device_, id_);
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -71,7 +72,7 @@ TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   Graph later(*this, old, 8);
   later.Begin();
   later.End();
-  const auto& counts = allocator_.scopes().counts();
+  const auto& counts = allocator_.scopes().counts;
   EXPECT_EQ(counts.bases, 2U);
   EXPECT_EQ(counts.in_mempools, 1U);
   EXPECT_EQ(counts.while_stopped, 0U);
@@ -139,8 +140,8 @@ TEST_F(GraphScopesTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
   EXPECT_EQ(base_.calls["getCheckpointState"], 0);
   Graph third(*this, id_, 9);
   third.Begin();
-  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), c10::Error);
-  EXPECT_THROW(allocator_.setCheckpointPoolState(device_, state), c10::Error);
+  EXPECT_THROW(allocator_.getCheckpointState(device_, id_), UsageError);
+  EXPECT_THROW(allocator_.setCheckpointPoolState(device_, state), UsageError);
   third.End();
   for (Graph* graph : {&third, &recording, &empty}) graph->Reset();
   allocator_.emptyCache();
@@ -148,99 +149,32 @@ TEST_F(GraphScopesTest, ATreeWarmsUpRecordsAndGoesBackInAPoolOfOurs) {
 }
 
 // torch compares the deleter of all trees' tensors with one: see the header.
-TEST_F(GraphScopesTest, WhileTreesFromBeforeAreAliveNewOnesAreTheBasesToo) {
+TEST_F(GraphScopesTest, TreesFromBeforeHaveTheDeleterOfNewOnes) {
   const MempoolId_t old{0, 9};
   base_.users[old] = 1;
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
   allocator_.beginAllocateToPool(device_, old, ThisThread());
-  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
+  DataPtr output = allocator_.allocate(1000);
+  EXPECT_FALSE(IsOurs(output));
+  EXPECT_EQ(output.get_deleter(), allocator_.raw_deleter());
   allocator_.endAllocateToPool(device_, old);
   allocator_.releasePool(device_, old);
 
-  Graph empty(*this, id_, 7), second(*this, id_, 8);
-  empty.Begin();
-  empty.End();
-  second.Begin();
-  second.End();
-  EXPECT_FALSE(base_.users.contains(id_));
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_EQ(base_.users[id_], 3);
-  EXPECT_FALSE(pools().Contains(ToPoolId(id_)));
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  Graph recording(*this, id_, 9);
-  recording.Begin();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  recording.End();
-  allocator_.getCheckpointState(device_, id_);
+  auto delta =
+      allocator_.setCheckpointPoolState(device_, allocator_.getCheckpointState(device_, old));
   EXPECT_EQ(base_.calls["getCheckpointState"], 1);
-  for (Graph* graph : {&recording, &second, &empty}) graph->Reset();
-  EXPECT_EQ(base_.users[id_], 0);
-  EXPECT_TRUE(base_.open.empty());
+  ASSERT_EQ(delta.dataptrs_allocd.size(), 1u);
+  EXPECT_EQ(delta.dataptrs_allocd[0].get_deleter(), allocator_.raw_deleter());
+  delta.dataptrs_allocd[0].release_context();
 
-  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
-  allocator_.releasePool(device_, old);
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-}
-
-// A torch.cuda.MemPool from before enable() looks like trees.
-TEST_F(GraphScopesTest, WhileTreesOfOursAreAliveNewOnesAreOursToo) {
-  Graph empty(*this, id_, 7), other(*this, {0, 2}, 8);
-  empty.Begin();
-  empty.End();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  DataPtr warmed_up = allocator_.allocate(1000);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  const MempoolId_t old{0, 9};
-  base_.users[old] = 1;
-  allocator_.beginAllocateToPool(device_, old, ThisThread());
-  EXPECT_EQ(allocator_.raw_deleter(), warmed_up.get_deleter());
-  allocator_.endAllocateToPool(device_, old);
-  allocator_.releasePool(device_, old);
-
-  other.Begin();
-  other.End();
-  allocator_.beginAllocateToPool(device_, {0, 2}, ThisThread());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-  allocator_.endAllocateToPool(device_, {0, 2});
-  allocator_.releasePool(device_, {0, 2});
-
-  warmed_up.clear();
-  empty.Reset();
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-  other.Reset();
-  EXPECT_EQ(allocator_.raw_deleter(), base_.raw_deleter()) << "for all that is known";
-  allocator_.releasePool(device_, old);
-  ExpectNothingIsLeft();
-}
-
-TEST_F(GraphScopesTest, ThoseWithBlocksOfOursStayOursThen) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  graph.End();
-  const MempoolId_t old{0, 9};
-  base_.users[old] = 1;
-  allocator_.beginAllocateToPool(device_, old, ThisThread());
-  allocator_.endAllocateToPool(device_, old);
-  ASSERT_EQ(allocator_.raw_deleter(), base_.raw_deleter());
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  EXPECT_FALSE(base_.users.contains(id_));
-}
-
-TEST_F(GraphScopesTest, AMemPoolOfTheBasesIsNotTakenForATree) {
-  allocator_.scopes().SetTakesMemPools(false);
-  allocator_.createOrIncrefPool(device_, id_);
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_EQ(allocator_.raw_deleter(), &GraphAllocator::FreeMemory);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
+  // The base is shown its own deleter, and has the block back.
+  const auto id = static_cast<c10::StreamId>(ToStreamId(Stream(2)));
+  const c10::Stream stream(c10::Stream::UNSAFE, c10::Device(c10::kCUDA, device_), id);
+  allocator_.recordStream(output, c10::cuda::CUDAStream(stream));
+  EXPECT_EQ(base_.calls["recordStream"], 1);
+  void* const pointer = output.get();
+  output.clear();
+  EXPECT_FALSE(FakeBaseAllocator::live.contains(pointer));
+  EXPECT_EQ(allocator_.allocate(1000).get_deleter(), base_.raw_deleter()) << "eager memory";
 }
 
 TEST_F(GraphScopesTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
@@ -263,10 +197,10 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   allocator_.endAllocateToPool(device_, id_);
   allocator_.releasePool(device_, id_);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
-  allocator_.scopes().StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
-  allocator_.scopes().TakeCaptures();
-  allocator_.scopes().Unregister(device_, ToPoolId(id_));
-  EXPECT_THROW(allocator_.scopes().Unregister(device_, ToPoolId(id_)), UsageError);
+  allocator_.scopes().takes_captures = false;
+  allocator_.scopes().takes_captures = true;
+  allocator_.releasePool(device_, id_);
+  EXPECT_THROW(allocator_.releasePool(device_, id_), UsageError);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
 }
@@ -295,7 +229,7 @@ TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
   fourth.clear();
   allocator_.endAllocateToPool(device_, id_);
   for (int i = 0; i < 2; ++i) allocator_.releasePool(device_, id_);
-  allocator_.scopes().Unregister(device_, ToPoolId(id_));
+  allocator_.releasePool(device_, id_);
 }
 
 TEST_F(GraphScopesTest, TheNewestRouteWins) {
@@ -312,7 +246,7 @@ TEST_F(GraphScopesTest, TheNewestRouteWins) {
   graph.End();
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
   allocator_.releasePool(device_, other);
-  allocator_.scopes().Unregister(device_, ToPoolId(other));
+  allocator_.releasePool(device_, other);
 }
 
 // Else it would ask CUDA for events, or free, while a capture is under way.
@@ -377,12 +311,12 @@ TEST_F(GraphScopesTest, APausedCaptureIsNobodyElses) {
     try {
       allocator_.beginAllocateToPool(device_, id_, other.Filter());
       ADD_FAILURE() << "two captures fill one pool";
-    } catch (const c10::Error& error) {
-      const std::string text = error.what_without_backtrace();
+    } catch (const UsageError& error) {
+      const std::string text = error.what();
       EXPECT_NE(text.find("is already being allocated to"), std::string::npos) << text;
     }
     // Nor does who only works there eagerly.
-    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), c10::Error);
+    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), UsageError);
     EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
   }).join();
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
@@ -399,14 +333,14 @@ TEST_F(GraphScopesTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {
   EXPECT_FALSE(pools().Contains({0, 2}));
   current_stream = Stream(2);
   Graph same(*this, id_, 9);
-  EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, same.Filter()), c10::Error);
+  EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, same.Filter()), UsageError);
   current_stream = Stream(1);
   EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
   outer.End();
   EXPECT_THROW(allocator_.endAllocateToPool(device_, id_), c10::Error);
   outer.Reset();
-  EXPECT_THROW(allocator_.releasePool(device_, id_), c10::Error);
+  EXPECT_THROW(allocator_.releasePool(device_, id_), UsageError);
 }
 
 TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
@@ -414,7 +348,7 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   first.Begin();
   const DataPtr inside = allocator_.allocate(1000);
   first.End();
-  allocator_.scopes().StopTakingCaptures([] {});
+  allocator_.scopes().takes_captures = false;
   Graph second(*this, id_, 8);
   second.Begin();
   EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
@@ -425,8 +359,8 @@ TEST_F(GraphScopesTest, SwitchedOffNewCapturesGoToTheBaseAndOldPoolsGoOn) {
   own.End();
   own.Reset();
   EXPECT_EQ(base_.users.at({3, 0}), 0);
-  EXPECT_EQ(allocator_.scopes().counts().while_stopped, 1U);
-  allocator_.scopes().StopTakingCaptures([] { ADD_FAILURE() << "it is needed"; });
+  EXPECT_EQ(allocator_.scopes().counts.while_stopped, 1U);
+  allocator_.scopes().takes_captures = false;
 }
 
 }  // namespace

@@ -27,16 +27,15 @@ void CaptureScopes::CreateOrIncref(DeviceIndex device, MempoolId_t id,
                     " already allocates by itself: it cannot be given another allocator");
     return Hold(*ours->pools, id, ours->id);
   }
-  const bool takes = allocator == nullptr && takes_captures() && takes_mempools_;
+  const bool takes = allocator == nullptr && takes_captures && takes_mempools;
   const bool ours = takes && !BaseKnows(device, id);
-  const bool sets = ours || !known_.contains(key);  // trees of the base's stay what they are
-  if (sets) known_[key] = {.role = ours ? Role::kMemPool : Role::kMemPoolOfBase};
+  const bool is_new = mempools_.try_emplace(key, MemPool{.ours = ours}).second;
   const auto create = [&] {
     if (!ours) return base_->createOrIncrefPool(device, id, std::move(allocator));
-    AsTorchErrors([&] { DevicePools::For(device, owner_).set.Retain(key.second); });
+    DevicePools::For(device, owner_).set.Retain(key.second);
   };
   OrUndo(create, [&] {
-    if (sets) known_.erase(key);
+    if (is_new) mempools_.erase(key);
   });
 }
 
@@ -52,7 +51,7 @@ void CaptureScopes::SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_
   const std::lock_guard lock(mutex_);
   const auto ours = FindOurs(device, id);
   if (!ours) return base_->setUseOnOOM(device, id, use_on_oom);
-  Known* const mempool = As(Role::kMemPool, {device, ours->id});
+  MemPool* const mempool = FindMemPool({device, ours->id});
   if (mempool != nullptr) mempool->lends = use_on_oom;
   // Graph pools never serve allocations outside captures, so "off" is how it is.
   TORCH_CHECK(mempool != nullptr || !use_on_oom,
@@ -64,7 +63,7 @@ void CaptureScopes::SetNoSplit(DeviceIndex device, MempoolId_t id) {
   const std::lock_guard lock(mutex_);
   const auto ours = FindOurs(device, id);
   if (!ours) return base_->setNoSplit(device, id);
-  Known* const mempool = As(Role::kMemPool, {device, ours->id});
+  MemPool* const mempool = FindMemPool({device, ours->id});
   TORCH_CHECK(mempool != nullptr, "graph pool " + ToString(ours->id) +
                                       " has no segments that could be kept whole; use a "
                                       "torch.cuda.MemPool for that");
@@ -106,8 +105,8 @@ bool CaptureScopes::EmptyOurs(MempoolId_t id) noexcept {
 std::optional<DevicePools::Owned> CaptureScopes::Lend(DeviceIndex device,
                                                       const AllocateIn& allocate) {
   const std::lock_guard lock(mutex_);
-  for (const auto& [key, known] : known_) {
-    if (key.first != device || !known.lends) continue;
+  for (const auto& [key, mempool] : mempools_) {
+    if (key.first != device || !mempool.lends) continue;
     const PoolId id = key.second;
     DevicePools& pools = DevicePools::For(device, owner_);
     // Only while the MemPool is its one user: graphs write to what is free, and another thread may
@@ -118,7 +117,7 @@ std::optional<DevicePools::Owned> CaptureScopes::Lend(DeviceIndex device,
       pools.EndScope(id);
       pools.set.Release(id);
     };
-    const Target lender{.id = id, .pools = &pools, .whole_pages = known.whole_pages};
+    const Target lender{.id = id, .pools = &pools, .whole_pages = mempool.whole_pages};
     const std::optional<Block> block = OrUndo([&] { return allocate(pools, lender); }, end);
     OrUndo(end, [&] {
       if (block) pools.set.Free(block->address);

@@ -47,13 +47,13 @@ TEST_F(MemPoolTest, OneOfAnotherAllocatorOrFromBeforeIsTheBases) {
   base_.users[other_] = 1;
   allocator_.createOrIncrefPool(device_, other_);
   const MempoolId_t not_taken{0, 3};
-  allocator_.scopes().SetTakesMemPools(false);
+  allocator_.scopes().takes_mempools = false;
   allocator_.createOrIncrefPool(device_, not_taken);
-  allocator_.scopes().SetTakesMemPools(true);
-  allocator_.scopes().StopTakingCaptures([] {});
+  allocator_.scopes().takes_mempools = true;
+  allocator_.scopes().takes_captures = false;
   const MempoolId_t disabled{0, 4};
   allocator_.createOrIncrefPool(device_, disabled);
-  allocator_.scopes().TakeCaptures();
+  allocator_.scopes().takes_captures = true;
   for (const MempoolId_t& id : {id_, other_, not_taken, disabled}) {
     Enter(id);
     EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
@@ -86,7 +86,7 @@ TEST_F(MemPoolTest, ACaptureIntoItFindsWhatTheWarmUpLeft) {
   EXPECT_EQ(Users(id_), 3);
   EXPECT_TRUE(allocator_.scopes().IsMemPool(device_, pool_));
   EXPECT_FALSE(allocator_.scopes().IsMemPool(device_, ToPoolId(other_)));
-  EXPECT_EQ(allocator_.scopes().counts().ours, 2u);
+  EXPECT_EQ(allocator_.scopes().counts.ours, 2u);
   AllocateIn(id_, kPage).clear();  // behind the replays
   mempool.reset();
   EXPECT_EQ(Reserved(id_), 3 * kPage) << "the graphs need it";

@@ -53,7 +53,7 @@ TEST_F(NestedTest, InACaptureTheNewestTakesWhatIsCaptured) {
   EXPECT_EQ(PoolOf(allocator_.allocate(1000)), ToPoolId(other_));
   AllocateNested(id_).clear();
   graph.End();
-  EXPECT_EQ(allocator_.scopes().counts().ours, 1u);
+  EXPECT_EQ(allocator_.scopes().counts.ours, 1u);
   EXPECT_FALSE(allocator_.capturing());
   AllocateIn(id_, kPage).clear();
   graph.Reset();
@@ -148,7 +148,7 @@ TEST_F(NestedTest, AnotherThreadsCaptureDoesNotGoOnWithAScope) {
     current_stream = Stream(2);
     Graph beside(*this, {0, 3}, 8);
     beside.Begin();
-    EXPECT_THROW(Enter(id_), c10::Error);
+    EXPECT_THROW(Enter(id_), UsageError);
     beside.End();
     beside.Reset();
   }).join();
@@ -159,7 +159,7 @@ TEST_F(NestedTest, AnotherThreadsCaptureDoesNotGoOnWithAScope) {
 
 // Its MemPools have several scopes at once: those that captures may go on with, and an open one.
 TEST_F(NestedTest, TheBasesScopesEndWithTheirOwnCaptures) {
-  allocator_.scopes().SetTakesMemPools(false);
+  allocator_.scopes().takes_mempools = false;
   allocator_.createOrIncrefPool(device_, id_);
   Graph graph(*this, other_, 7);
   graph.Begin();
@@ -222,48 +222,23 @@ TEST_F(NestedTest, SoItIsForAGraphWhoseRouteIsPausedMeanwhile) {
   for (int user = 0; user < 2; ++user) graph.Reset();
 }
 
-TEST_F(NestedTest, ItsMemoryIsKeptForEachGraphOfTheThreadThatUsesIt) {
+TEST_F(NestedTest, AnotherGraphOfItsThreadDoesNotGoOnWithAScope) {
   std::optional<MemPool> mempool(std::in_place, *this, id_);
   Graph first(*this, other_, 7), second(*this, {0, 3}, 8);
   first.Begin();
   AllocateNested(id_).clear();
   current_stream = Stream(2);
   second.Begin();
-  AllocateNested(id_).clear();
+  EXPECT_THROW(Enter(id_), UsageError);
   second.End();
   current_stream = Stream(1);
+  AllocateNested(id_).clear();
   first.End();
   first.Reset();
+  second.Reset();
   mempool.reset();
   allocator_.emptyCache();
-  EXPECT_EQ(Reserved(id_), kPage);
-  second.Reset();
-  allocator_.emptyCache();
   EXPECT_EQ(Reserved(id_), 0u);
-}
-
-// It lasts as long as the last of them.
-TEST_F(NestedTest, WhatItFreesInTheOtherGraphOfItsThreadOtherStreamsDoNotGet) {
-  const MemPool mempool(*this, id_);
-  Graph first(*this, other_, 7), second(*this, {0, 3}, 8);
-  first.Begin();
-  AllocateNested(id_).clear();
-  current_stream = Stream(2);
-  second.Begin();
-  const CaptureId capture = Fork(Stream(2), Stream(3), 8);
-  DataPtr data = AllocateNested(id_);
-  void* const place = data.get();
-  nodes().Launch(ToStreamId(Stream(2)));
-  data.clear();
-  current_stream = Stream(1);
-  first.End();
-  current_stream = Stream(3);
-  EXPECT_NE(AllocateNested(id_).get(), place);
-  End(capture, Stream(3));
-  current_stream = Stream(2);
-  second.End();
-  first.Reset();
-  second.Reset();
 }
 
 TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {
@@ -281,25 +256,6 @@ TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {
   allocator_.emptyCache();
   EXPECT_EQ(Reserved(id_), kPage);
   in_second.Reset();
-}
-
-TEST_F(NestedTest, ItEndsWithItsLastGraphWhereTheStreamOfTheFirstCapturesAgain) {
-  const MemPool mempool(*this, other_);
-  Graph first(*this, {0, 5}, 7), second(*this, {0, 6}, 8), third(*this, {0, 7}, 9);
-  first.Begin();
-  Enter(other_);
-  Exit(other_);
-  current_stream = Stream(2);
-  second.Begin();
-  Enter(other_);
-  Exit(other_);
-  first.End();
-  current_stream = Stream(1);
-  third.Begin();
-  second.End();
-  EXPECT_FALSE(pools().InScope(ToPoolId(other_))) << "the third never used it";
-  third.End();
-  for (Graph* const graph : {&first, &second, &third}) graph->Reset();
 }
 
 }  // namespace

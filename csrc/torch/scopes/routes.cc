@@ -19,11 +19,7 @@ struct Answer {
 };
 
 // A thread allocates on few streams at a time. Two that share a place cost each other time alone.
-Answer& AnswerFor(cudaStream_t stream) {
-  static constinit thread_local std::array<Answer, 8> answers{};
-  const uint64_t mixed = reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull;
-  return answers[mixed >> 61];
-}
+constinit thread_local std::array<Answer, 8> answers{};
 
 // Whether the calling thread can ask for the stream that the capture began on: by the name of the
 // per-thread default stream it would ask for its own.
@@ -31,31 +27,16 @@ bool KnowsOrigin(const Route& route) {
   return route.origin != cudaStreamPerThread || route.IsOwn();
 }
 
+// Whether the capture that it serves is under way, for all that its stream tells.
 bool OriginCaptures(const Route& route) { return !KnowsOrigin(route) || IsCapturing(route.origin); }
 
-// Whether a capture that it serves is under way, for all that its streams tell.
-bool IsHeld(const Route& route) {
-  return OriginCaptures(route) || std::ranges::any_of(route.others, &IsCapturing);
-}
-
-// Notes whether the capture has begun, and whether it is over. Returns whether it is held.
+// Notes whether the capture has begun, and whether it is over. Returns whether it is under way.
 bool NoteProgress(Route& route) {
-  const bool capturing = IsHeld(route);
+  const bool capturing = OriginCaptures(route);
   if (!KnowsOrigin(route)) return capturing;
   route.over |= route.begun && !capturing;
   route.begun |= capturing;
   return capturing;
-}
-
-// A nested route goes on with those of its captures that are under way: their streams may soon be in
-// others.
-void LeaveEndedCaptures(Route& route) {
-  if (route.others.empty() || !KnowsOrigin(route)) return;
-  std::erase_if(route.others, [](cudaStream_t stream) { return !IsCapturing(stream); });
-  if (route.others.empty() || IsCapturing(route.origin)) return;
-  route.origin = route.others.back();
-  route.others.pop_back();
-  route.origins_capture.reset();
 }
 
 // Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
@@ -73,9 +54,9 @@ bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capt
   return capturing && !route.over;
 }
 
-bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filter) {
-  if (!route.nested && filter(route.origin)) return true;
-  if (!IsCapturing(stream)) return false;
+bool MayResume(const Route& route, cudaStream_t stream, const Route& anew) {
+  if (!route.nested && anew.filter(route.origin)) return true;
+  if (!IsCapturing(stream) || (route.nested && anew.origin != route.origin)) return false;
   if (route.IsOwn()) return true;
   const std::optional<CaptureId> capture = CaptureOf(stream);
   return capture && capture == route.origins_capture;
@@ -84,7 +65,7 @@ bool MayResume(const Route& route, cudaStream_t stream, const StreamFilter& filt
 }  // namespace
 
 RouteTable::~RouteTable() {
-  Gate::CountScopes(-routes_count_);
+  Gate::CountScopes(-static_cast<int>(routes_.size()));
   MeteredDriver::CountCaptures(-captures_count_);
 }
 
@@ -110,18 +91,16 @@ void RouteTable::Add(Route route) {
 void RouteTable::Count(const Route& route, int change) {
   NoteChange();
   if (route.kind == ScopeKind::kCapture) {
-    for (Route& other : routes_) LeaveEndedCaptures(other);
     captures_count_.fetch_add(change, std::memory_order_acq_rel);
     MeteredDriver::CountCaptures(change);
   }
-  routes_count_.fetch_add(change, std::memory_order_acq_rel);
   Gate::CountScopes(change);
 }
 
 std::optional<Target> RouteTable::Match(DeviceIndex device, cudaStream_t stream) {
   const bool captures = captures_count_.load(std::memory_order_acquire) != 0;
   const std::optional<CaptureId> capture = captures ? CaptureOf(stream) : std::nullopt;
-  Answer& answer = AnswerFor(stream);
+  Answer& answer = answers[(reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull) >> 61];
   // The capture of the remembered id is not over, since the stream is in it: there can be no other
   // of that id.
   if (capture == answer.target.capture && answer.stream == stream && answer.device == device &&
@@ -142,7 +121,7 @@ std::optional<Target> RouteTable::AskFilters(DeviceIndex device, cudaStream_t st
   for (size_t i = routes_.size(); i-- > 0;) {
     Route& route = routes_[i];
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
-    if (route.device != device || route.closed || (of_graphs ? !graphs : route.paused)) continue;
+    if (route.device != device || (of_graphs ? !graphs : route.paused)) continue;
     // What is not captured has no order with what is.
     if (route.nested && route.pools != nullptr && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
@@ -160,8 +139,8 @@ std::optional<Target> RouteTable::GraphOf(DeviceIndex device, cudaStream_t strea
 bool RouteTable::IsBeingCaptured(DeviceIndex device, PoolId id) const {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id);
-  return route != nullptr && route->pools != nullptr && !route->closed &&
-         route->kind == ScopeKind::kCapture && OriginCaptures(*route);
+  return route != nullptr && route->pools != nullptr && route->kind == ScopeKind::kCapture &&
+         OriginCaptures(*route);
 }
 
 std::optional<Target> RouteTable::TargetOf(DeviceIndex device, PoolId id) const {
@@ -170,27 +149,19 @@ std::optional<Target> RouteTable::TargetOf(DeviceIndex device, PoolId id) const 
   return route == nullptr ? std::nullopt : std::optional<Target>(*route);
 }
 
-void RouteTable::Close(DeviceIndex device, PoolId id) {
-  const std::lock_guard lock(mutex_);
-  Route* const route = Find(device, id);
-  if (route == nullptr || route->closed) return;
-  route->closed = true;
-  Count(*route, -1);
-}
-
 void RouteTable::Remove(DeviceIndex device, PoolId id, bool paused) {
   const std::lock_guard lock(mutex_);
   const Route* const route = Find(device, id, paused);
   if (route == nullptr) return;
-  if (!route->closed) Count(*route, -1);
+  Count(*route, -1);
   routes_.erase(routes_.begin() + (route - routes_.data()));
 }
 
 bool RouteTable::Pause(DeviceIndex device, PoolId id) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(device, id);
-  if (route == nullptr || route->closed || route->kind != ScopeKind::kCapture) return false;
-  if (!IsHeld(*route)) return false;
+  if (route == nullptr || route->kind != ScopeKind::kCapture) return false;
+  if (!OriginCaptures(*route)) return false;
   if (!route->origins_capture) route->origins_capture = CaptureOf(route->origin);
   route->paused = true;
   NoteChange();
@@ -200,12 +171,8 @@ bool RouteTable::Pause(DeviceIndex device, PoolId id) {
 bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(anew.device, anew.id);
-  if (route == nullptr || route->closed || !route->paused) return false;
-  if (!MayResume(*route, stream, anew.filter)) return false;
-  if (route->nested && anew.origin != route->origin &&
-      std::ranges::count(route->others, anew.origin) == 0) {
-    route->others.push_back(anew.origin);
-  }
+  if (route == nullptr || !route->paused) return false;
+  if (!MayResume(*route, stream, anew)) return false;
   StreamFilter filter = anew.filter;
   hold();
   route->filter.swap(filter);
@@ -221,8 +188,8 @@ bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::funct
 
 void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {
   const auto is_another = [&](const Route& route) {
-    return route.kind == ScopeKind::kCapture && !route.closed && route.origin == origin &&
-           !route.IsOwn() && !OriginCaptures(route);
+    return route.kind == ScopeKind::kCapture && route.origin == origin && !route.IsOwn() &&
+           !OriginCaptures(route);
   };
   const auto are_there = [&] {
     const std::lock_guard table_lock(mutex_);
@@ -239,9 +206,8 @@ std::optional<Route> RouteTable::FindAbandoned(
     const std::function<bool(const Route&)>& counts) const {
   const std::lock_guard lock(mutex_);
   const auto found = std::ranges::find_if(routes_, [&](const Route& route) {
-    if (route.closed) return true;
     return route.kind == ScopeKind::kCapture && (route.nested || counts(route)) &&
-           (!IsHeld(route) || (route.over && !route.nested));
+           (!OriginCaptures(route) || (route.over && !route.nested));
   });
   return found == routes_.end() ? std::nullopt : std::optional(*found);
 }

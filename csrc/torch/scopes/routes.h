@@ -60,8 +60,6 @@ struct Route : Target {
   // what is captured alone, and lasts as long as that capture: where its end were a scope's end,
   // other streams of the capture would get what nothing has proven to be free for them.
   bool nested = false;
-  // Of a nested one: the origins of more graphs of its thread that went on with it.
-  std::vector<cudaStream_t> others = {};
   std::thread::id thread = std::this_thread::get_id();  // which began it
   // Capture routes: that of `origin`, once it is known; whether it was seen to have begun, and to
   // be over.
@@ -69,7 +67,6 @@ struct Route : Target {
   bool begun = false;
   bool over = false;
   bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
-  bool closed = false;  // ended, but the pool still has a scope: matches nothing any more
   // Ended while its graph may still do so, and its capture is known to have failed: only since 2.14
   // does the graph end it then. Or nested: its thread does.
   bool failed = false;
@@ -80,8 +77,7 @@ class RouteTable {
   RouteTable() { NoteChange(); }
   ~RouteTable();
 
-  // Whether any route is open, and whether one of a capture, so that a capture may be under way.
-  bool active() const { return routes_count_.load(std::memory_order_acquire) != 0; }
+  // Whether a route of a capture is open, so that a capture may be under way.
   bool capturing() const { return captures_count_.load(std::memory_order_acquire) != 0; }
 
   // Add() fails no more after this, until the next one.
@@ -98,8 +94,7 @@ class RouteTable {
   // Whether a capture of ours fills the pool right now.
   bool IsBeingCaptured(DeviceIndex device, PoolId id) const;
 
-  // Closes the route and takes it out, if there is one. Neither throws.
-  void Close(DeviceIndex device, PoolId id);
+  // Takes the route out, if there is one. Never throws.
   void Remove(DeviceIndex device, PoolId id, bool paused = false);
 
   // A capture may end its route and begin it again half-way (torch does so around the bodies of
@@ -122,7 +117,7 @@ class RouteTable {
   // `counts` is true. Between the begin of a route and of its capture the stream is not capturing
   // yet, nor between the end of the capture and of the route. So who asks must know that the thread
   // which began the route has left both: it is the caller, or AwaitOthers() has waited for it.
-  // Nested ones count always, since their capture had begun, and closed ones.
+  // Nested ones count always, since their capture had begun.
   std::optional<Route> FindAbandoned(const std::function<bool(const Route&)>& counts) const;
 
  private:
@@ -141,8 +136,7 @@ class RouteTable {
   mutable std::vector<Route> routes_;  // oldest first
   // Changes with the routes; no other table of the process has or had the same.
   std::atomic<uint64_t> version_;
-  // invariants: those in routes_ that are not closed, and the capture routes among them
-  std::atomic<int> routes_count_{0};
+  // invariant: the capture routes in routes_
   std::atomic<int> captures_count_{0};
 };
 

@@ -329,7 +329,7 @@ TEST_F(RouteTableTest, AnAbandonedRouteIsForgotten) {
   ASSERT_TRUE(abandoned);
   table_.Remove(abandoned->device, abandoned->id);
   EXPECT_EQ(Match(Stream(2)), std::nullopt);
-  EXPECT_FALSE(table_.active());
+  EXPECT_FALSE(table_.capturing());
 }
 
 TEST_F(RouteTableTest, ThreadsAskWhileRoutesComeAndGo) {

@@ -20,7 +20,7 @@ class SharedCapturesTest : public GraphAllocatorTest {
  protected:
   void SetUp() override {
     GraphAllocatorTest::SetUp();
-    allocator_.scopes().SetSharesCaptures(true);
+    allocator_.scopes().shares_captures = true;
   }
   std::optional<PoolId> PoolOf(const DataPtr& data) {
     return pools().PoolOf(reinterpret_cast<Address>(data.get()));
@@ -53,7 +53,7 @@ TEST_F(SharedCapturesTest, NamedPoolsAndSwitchedOffOnesAreNotShared) {
   Capture(named, 1000);
   EXPECT_EQ(pools().ids(), std::vector{ToPoolId(id_)});
   Capture(anonymous, 1000);
-  allocator_.scopes().SetSharesCaptures(false);
+  allocator_.scopes().shares_captures = false;
   Capture(off, 1000);
   EXPECT_TRUE(pools().Contains(CaptureScopes::kShared));
   EXPECT_TRUE(pools().Contains(ToPoolId(kSecond)));
@@ -158,16 +158,16 @@ TEST_F(SharedCapturesTest, CapturesAreCountedByWhoServesThem) {
   allocator_.beginAllocateToPool(device_, kFirst, ours.Filter());  // the same capture goes on
   EXPECT_THROW(nested.Begin(), c10::Error);
   ours.End();
-  EXPECT_EQ(allocator_.scopes().counts().ours, 1U);
-  EXPECT_EQ(allocator_.scopes().counts().bases, 0U);
+  EXPECT_EQ(allocator_.scopes().counts.ours, 1U);
+  EXPECT_EQ(allocator_.scopes().counts.bases, 0U);
   allocator_.scopes().Register(device_, ToPoolId(id_));
   allocator_.beginAllocateToPool(device_, id_, ThisThread());  // no capture
   allocator_.endAllocateToPool(device_, id_);
-  allocator_.scopes().StopTakingCaptures([] {});
+  allocator_.scopes().takes_captures = false;
   own.Begin();
   own.End();
-  EXPECT_EQ(allocator_.scopes().counts().ours, 1U);
-  EXPECT_EQ(allocator_.scopes().counts().bases, 1U);
+  EXPECT_EQ(allocator_.scopes().counts.ours, 1U);
+  EXPECT_EQ(allocator_.scopes().counts.bases, 1U);
 }
 
 }  // namespace

@@ -95,7 +95,7 @@ void Session::Allocate() {
       dice_.OneIn(5) ? fake_cuda::kPage * (1 + dice_.Below(4)) : 1 + dice_.Below(dice_.Of(most));
   DataPtr data;
   if (!Call(stream, [&] { data = allocator_.allocate(bytes); })) return;
-  const bool is_ours = data.get_deleter() == &GraphAllocator::FreeMemory;
+  const bool is_ours = DevicePools::At(data.get()).has_value();
   if (graph != nullptr) {
     const bool in_bases = std::ranges::any_of(
         graph->nested, [&](const MempoolId_t& id) { return !IsOurs(device, id); });
@@ -236,7 +236,7 @@ void Session::Capture() {
   DataPtr probe;
   const auto allocate = [&] { probe = allocator_.allocate(512); };
   if (graph->ours && Call(stream, allocate, MayFail::kNothing)) {
-    graph->ours = probe.get_deleter() == &GraphAllocator::FreeMemory;
+    graph->ours = DevicePools::At(probe.get()).has_value();
     if (const auto owned = DevicePools::At(probe.get())) {
       graph->pools.insert({owned->id.first, owned->id.second});
     }

@@ -410,12 +410,11 @@ class Session {
   }
   void Set() {
     if (dice_.OneIn(2)) base_.largest = dice_.OneIn(2) ? ~size_t{0} : kLittle;
-    if (dice_.OneIn(2)) allocator_.scopes().SetSharesCaptures(dice_.OneIn(2));
-    if (dice_.OneIn(2)) allocator_.scopes().SetTakesMemPools(dice_.OneIn(2));
+    if (dice_.OneIn(2)) allocator_.scopes().shares_captures = dice_.OneIn(2);
+    if (dice_.OneIn(2)) allocator_.scopes().takes_mempools = dice_.OneIn(2);
     // Before there are pools it would be taken out, and not be asked any more.
-    if (!DevicePools::All().empty() && dice_.OneIn(3))
-      allocator_.scopes().StopTakingCaptures([] {});
-    if (dice_.OneIn(2)) allocator_.scopes().TakeCaptures();
+    if (!DevicePools::All().empty() && dice_.OneIn(3)) allocator_.scopes().takes_captures = false;
+    if (dice_.OneIn(2)) allocator_.scopes().takes_captures = true;
   }
 
   Dice dice_;

@@ -19,7 +19,7 @@ void EndOuter(World& w) {
 std::vector<Entry> EntriesOfMemPools() {
   return {
       {"MakeAMemPool", kNothing, Make, ReleaseOne},
-      {"MakeAMemPoolOfTheBases", [](World& w) { w.allocator.scopes().SetTakesMemPools(false); },
+      {"MakeAMemPoolOfTheBases", [](World& w) { w.allocator.scopes().takes_mempools = false; },
        Make, ReleaseOne},
       {"SetUseOnOOMOfAMemPool", Make,
        [](World& w) { w.allocator.setUseOnOOM(w.device, kId, true); }, ReleaseOne},

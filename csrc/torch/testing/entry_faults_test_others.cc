@@ -154,14 +154,14 @@ std::vector<Entry> EntriesThatChange() {
          w.allocator.scopes().Register(w.device, {0, 1});
        },
        [](World& w) {
-         w.allocator.scopes().Unregister(w.device, {0, 1});
+         w.allocator.releasePool(w.device, {0, 1});
        }},
-      {"UnregisterPool",
+      {"ReleaseRegisteredPool",
        [](World& w) {
          w.allocator.scopes().Register(w.device, {0, 1});
        },
        [](World& w) {
-         w.allocator.scopes().Unregister(w.device, {0, 1});
+         w.allocator.releasePool(w.device, {0, 1});
        },
        kNothing},
       {"AllocateWithAddressInACapture", [](World& w) { w.Begin(kId); },

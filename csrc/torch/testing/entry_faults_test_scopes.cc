@@ -16,8 +16,7 @@ std::vector<Entry> EntriesOfScopes() {
          w.Release(kId);
          FreeAndRelease(w);
        }},
-      {"BeginCaptureInTheSharedPool",
-       [](World& w) { w.allocator.scopes().SetSharesCaptures(true); },
+      {"BeginCaptureInTheSharedPool", [](World& w) { w.allocator.scopes().shares_captures = true; },
        [](World& w) { w.Begin(kAnonymous); },
        [](World& w) {
          w.End(kAnonymous);
@@ -84,7 +83,7 @@ std::vector<Entry> EntriesOfScopes() {
        }},
       {"ResumeACapture",
        [](World& w) {
-         w.allocator.scopes().SetSharesCaptures(true);
+         w.allocator.scopes().shares_captures = true;
          w.Begin(kAnonymous);
          w.allocator.endAllocateToPool(w.device, kAnonymous);
        },
@@ -136,7 +135,7 @@ std::vector<Entry> EntriesOfScopes() {
       {"ReleaseAPoolOfTheBases", MakeMemPoolOfTheBases, ReleaseOne, kNothing, true},
       {"ReleaseAShare",
        [](World& w) {
-         w.allocator.scopes().SetSharesCaptures(true);
+         w.allocator.scopes().shares_captures = true;
          w.Begin(kAnonymous);
          w.End(kAnonymous);
        },

@@ -109,7 +109,7 @@ inline void EndEagerScope(World& w) {
   FreeAndRelease(w);
 }
 inline void MakeMemPoolOfTheBases(World& w) {
-  w.allocator.scopes().SetTakesMemPools(false);
+  w.allocator.scopes().takes_mempools = false;
   w.allocator.createOrIncrefPool(w.device, kId);
 }
 // In a capture into kOther.

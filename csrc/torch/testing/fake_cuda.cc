@@ -25,7 +25,6 @@ std::mutex mutex;
 std::map<cudaStream_t, Capture> captures;
 std::map<cudaStream_t, int64_t> queried;
 std::vector<c10::MempoolId_t> host_routes;
-std::atomic<bool> rejects_at_once{false};
 
 // Each thread has a stream of its own under the name of the per-thread default stream.
 cudaStream_t Named(cudaStream_t stream) {
@@ -125,10 +124,7 @@ void Reset() {
   captures.clear();
   queried.clear();
   host_routes.clear();
-  rejects_at_once = false;
 }
-
-void SetRejectsAtOnce(bool rejects) { rejects_at_once = rejects; }
 
 CaptureId ActiveCapture(cudaStream_t stream) {
   const Capture capture = Query(stream);
@@ -179,7 +175,6 @@ void EndHostRoute(c10::MempoolId_t id) {
   const std::lock_guard lock(fake_cuda::mutex);
   fake_cuda::host_routes.push_back(id);
 }
-bool RejectsAtOnce() { return fake_cuda::rejects_at_once; }
 RelaxedCaptureMode::RelaxedCaptureMode() : changed_(false) {}
 RelaxedCaptureMode::~RelaxedCaptureMode() = default;
 

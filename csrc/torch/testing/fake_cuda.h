@@ -35,9 +35,7 @@ cudaStream_t Stream(uintptr_t number);
 void SetCapture(cudaStream_t stream, CaptureId id);
 // What no capture survives happens in that of the stream. It holds the stream until SetCapture().
 void Invalidate(cudaStream_t stream);
-// What RejectsAtOnce() says.
-void SetRejectsAtOnce(bool rejects);
-// No stream is capturing or was asked of, no host route was ended, and nothing is rejected at once.
+// No stream is capturing or was asked of, and no host route was ended.
 void Reset();
 
 // What a graph's filter asks CUDA for: the id of the stream's capture, or 0.

@@ -78,9 +78,7 @@ class GraphAllocatorTest : public ::testing::Test {
     EXPECT_TRUE(base_.open.empty());
     pools().Check();
   }
-  bool IsOurs(const DataPtr& data) const {
-    return data.get_deleter() == &GraphAllocator::FreeMemory;
-  }
+  static bool IsOurs(const DataPtr& data) { return DevicePools::At(data.get()).has_value(); }
   static PoolId ToPoolId(MempoolId_t id) { return {id.first, id.second}; }
 
   FakeBaseAllocator base_;
