@@ -132,6 +132,11 @@ PoolSnapshot Pool::Snapshot() const {
     snapshot.blocks.push_back({live.block, Pieces(address)});
   });
   std::ranges::sort(snapshot.blocks, {}, [](const auto& entry) { return entry.block.address; });
+  memory_.ForEachOfRing([&](const Site& site, Granules length) {
+    memory_.bytes().ForEachPiece(site, length, [&](PageId page, Granules offset, Granules piece) {
+      snapshot.ring.push_back({page, offset.bytes(), piece.bytes()});
+    });
+  });
   for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
     const RangeTable::Range& range = ranges_.range(RangeId{r});
     PoolSnapshot::Range& entry = snapshot.ranges.emplace_back();

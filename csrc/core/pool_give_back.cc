@@ -9,23 +9,23 @@
 namespace cgp {
 
 uint64_t Pool::spare_bytes() const {
-  const PageSpace& space = memory_.bytes().space();
+  std::vector<bool> used(ranges_.page_count());  // by a handle's first page
+  blocks_.ForEach([&](Address, const LiveBlock& live) {
+    memory_.bytes().ForEachPiece(live.site, live.length(), [&](PageId page, Granules, Granules) {
+      used[Index(ranges_.handle_begin(page))] = true;
+    });
+  });
   uint64_t pages = ranges_.unreleased_pages();
   for (PageId handle{0}; Index(handle) < ranges_.page_count();
        handle = ranges_.handle_end(handle)) {
-    bool used = false;
-    for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
-      for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
-        used |= space.node(id).used();
-      }
-    }
-    if (!used) pages += ranges_.handle_pages(handle);
+    if (!used[Index(handle)]) pages += ranges_.handle_pages(handle);
   }
   return BytesOf(pages);
 }
 
 void Pool::PrepareGiveBack() {
   CGP_CHECK(!in_scope());
+  memory_.DissolveRing();
   next_identity_ = std::make_shared<const char>();
   memory_.ReserveOpening();
   shrinking_ = memory_.bytes().PrepareShrink(SlotsInUse());
@@ -44,6 +44,7 @@ void Pool::GiveBack() {
 
 void Pool::UnmapStale() {
   CGP_CHECK(memory_.scope() == ScopeKind::kEager);
+  memory_.DissolveRing();
   std::vector<bool> keep = SlotsInUse();
   uint64_t mapped = 0;
   for (PageId page{0}; Index(page) < ranges_.page_count(); ++page) {

@@ -168,6 +168,7 @@ struct PoolSnapshot {
   PoolStats stats;
   std::vector<LiveBlock> blocks;  // in the order of addresses
   std::vector<Range> ranges;
+  std::vector<PhysicalPiece> ring;  // free for blocks that take turns alone (ring.h)
 };
 
 // What lived in a pool at one moment, so that it can live there again.

@@ -120,13 +120,28 @@ PoolModel::PageRuns PoolModel::Runs(const ModelPool& pool, const std::vector<Gra
   return runs;
 }
 
-PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) const {
+PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream,
+                                  const std::vector<PhysicalPiece>& kept) const {
   const ModelPool& pool = pools_.at(id);
   const uint64_t granules = Granules::FromBytesRoundedUp(bytes).count();
   uint64_t whole_pages = 0;
   std::vector<PageRuns> parts;  // of the pages in part use
+  std::map<uint32_t, std::vector<const PhysicalPiece*>> kept_of;
+  for (const PhysicalPiece& piece : kept) kept_of[Index(piece.page)].push_back(&piece);
   for (const auto& [number, page] : pool.pages) {
-    const PageRuns runs = Runs(pool, page, stream);
+    PageRuns runs;
+    if (const auto found = kept_of.find(number); found != kept_of.end()) {
+      std::vector<Granule> rest = page;
+      for (const PhysicalPiece* const piece : found->second) {
+        const auto first =
+            rest.begin() + static_cast<std::ptrdiff_t>(piece->offset_bytes / kGranuleBytes);
+        const auto count = static_cast<std::ptrdiff_t>(piece->length_bytes / kGranuleBytes);
+        std::for_each(first, first + count, [](Granule& granule) { granule.label = ~uint64_t{0}; });
+      }
+      runs = Runs(pool, rest, stream);
+    } else {
+      runs = Runs(pool, page, stream);
+    }
     if (runs.longest == granules_per_page_) {
       ++whole_pages;
     } else if (runs.longest > 0) {

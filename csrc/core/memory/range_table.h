@@ -53,6 +53,7 @@ struct MappingPlan {
   static constexpr uint32_t NewPages(PageId handle) { return ~uint32_t{0} - Index(handle) + 1; }
 
   std::optional<RangeId> range;  // none: a new range
+  uint32_t room = 0;             // a new range has for so many more pages behind, at least
   bool at_front = false;         // before the range's first page rather than behind its last
   // In the order of addresses: existing handles, each named by its first page and not yet in the
   // range, and new ones.
@@ -232,9 +233,9 @@ class RangeTable {
   bool BeginsRow(uint32_t page) const;
   void NoteRow(uint32_t page);
   static uint32_t RoomInFront(uint32_t pages);
-  uint32_t CapacityFor(uint32_t pages) const;  // of a new range
+  uint32_t CapacityFor(const MappingPlan& plan) const;  // of a new range
   void CreateHandle(uint32_t pages, Undo& undo);
-  RangeId ReserveRange(uint32_t pages, Undo& undo);
+  RangeId ReserveRange(const MappingPlan& plan, Undo& undo);
 
   Driver& driver_;
   const uint64_t page_bytes_;

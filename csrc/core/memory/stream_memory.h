@@ -13,7 +13,8 @@
 //   the view of one of these streams passes a proof fence   =>  it is proven to the stream
 //   it is proven to the stream, and its owner lends to that  =>  the view passes it
 //   no scope is open  =>  no stream has a view, and no block waits to be given
-//   the used nodes of the space  ==  those of live blocks and of freed ones that wait to be given
+//   the used nodes of the space  ==  those of live blocks, of freed ones that wait to be given, and of
+//   the ring's extents
 #pragma once
 
 #include <algorithm>
@@ -32,6 +33,7 @@
 #include "core/memory/fences.h"
 #include "core/memory/proofs.h"
 #include "core/memory/range_table.h"
+#include "core/memory/ring.h"
 #include "core/memory/shared_space.h"
 
 namespace cgp {
@@ -53,11 +55,12 @@ struct alignas(64) LiveBlock {
   Site site;
   // Names the stream that allocated it, in the scope in which it did (StreamMemory); 0: none.
   uint32_t tenure = 0;
-  uint32_t capture = 0;  // how many had begun when it was allocated
+  uint32_t key = 0;  // what had led to it (KnownPlaces), a part of that
   // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
   // outside of captures.
   bool eager = false;
   bool pinned = true;              // its range is
+  bool of_ring = false;            // placed in it
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }
@@ -89,12 +92,26 @@ class StreamMemory {
   StreamMemory(Driver& driver, Granules page_size, RangeTable& ranges, LiveBlocks& blocks)
       : driver_(driver),
         bytes_(page_size, ranges),
+        ring_(ranges, bytes_),
         fences_(driver),
         proofs_(driver),
         blocks_(blocks) {}
 
   SharedSpace& bytes() { return bytes_; }
   const SharedSpace& bytes() const { return bytes_; }
+
+  // --- Blocks that take turns ---
+
+  Ring& ring() { return ring_; }
+  // All that the ring has free is as anything else. Throws nothing but where a capture has freed
+  // some of it. pre: no other thread captures.
+  void DissolveRing();
+  // Calls function(site, length) for all that is free and the ring's, or will be.
+  template <typename Function>
+  void ForEachOfRing(Function&& function) const {
+    ring_.ForEachExtent(function);
+    for (const LiveBlock& live : freed_in_ring_) function(live.site, live.length());
+  }
 
   // --- Scopes, see Pool ---
 
@@ -179,6 +196,7 @@ class StreamMemory {
 
   Driver& driver_;
   SharedSpace bytes_;
+  Ring ring_;
   FenceTable fences_;
   ProofTable proofs_;
   LiveBlocks& blocks_;
@@ -216,6 +234,8 @@ class StreamMemory {
   // is part of the capture, so it asks for them.
   std::vector<LiveBlock> freed_;
   bool expects_several_streams_ = false;
+  // What a capture of one stream has freed of the ring, which gets it when that ends.
+  std::vector<LiveBlock> freed_in_ring_;
   // Kept for their memory.
   Frontier frontier_;
   std::vector<GraphNode> nodes_;
