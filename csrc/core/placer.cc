@@ -60,8 +60,9 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
     found = Find(view, live, stats, again, alike);
   } catch (const DriverError& error) {
     // What the ring has free is for others where nothing else is left.
-    if (IsExhausted(error) && !memory_.ring().empty()) {
+    if (IsExhausted(error) && turns_since_) {
       memory_.DissolveRing();
+      ring_.Forget();
       turns_since_.reset();
       return Place(view, live, stats);
     }
@@ -73,12 +74,12 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
     memory_.NoteGrowth(live);
   }
-  if (successor_ == 0) successor_ = ranges_.AddressOf(found.start.slot, found.start.offset);
   memory_.bytes().Take(live.site, length, found.node);
   known_.Advance(key);
-  KnownPlaces::Add(again, live.of_ring ? KnownPlaces::kInRing : found.start);
+  if (InRing(live.site.slot)) again.clear();
+  KnownPlaces::Add(again, found.start);
   const bool in_one_page = found.start.offset + length <= page_size();
-  if (alike && !live.of_ring && (length >= page_size() || !in_one_page)) {
+  if (alike && !InRing(live.site.slot) && (length >= page_size() || !in_one_page)) {
     KnownPlaces::Add(*alike, found.start);
   }
 }
@@ -91,7 +92,7 @@ Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& sta
   bool in_ring = false;
   for (const Placement place : again) {
     if (free && !turns_since_) break;
-    if (place == KnownPlaces::kInRing) {
+    if (InRing(place.slot)) {
       in_ring = true;
     } else if (!free && On("known-again") && WholePagesAt(view, place, length)) {
       free = place;
@@ -101,20 +102,24 @@ Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& sta
   }
   const bool takes_turns = turns_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
   if (takes_turns && (in_ring || like != nullptr)) {
-    if (const auto place = PlaceInRing(view, length, like)) {
-      live.of_ring = true;
-      return {.start = *place};
+    // Whole pages that are open are taken first; not when captures have come around once, and all
+    // that they hold beside is in place.
+    const bool takes_whole = like && like->tenure < *turns_since_;
+    try {
+      return {.start = ring_.Place(view, length, /*is_first=*/like, takes_whole)};
+    } catch (const DriverError& error) {
+      if (!IsExhausted(error)) throw;
     }
   }
   // Then a place that is taken is no good: what lives there will be elsewhere too.
   if (turns_since_) {
     std::erase_if(again, [&](Placement place) {
-      return place != KnownPlaces::kInRing && !WholePagesAt(view, place, length);
+      return !WholePagesAt(view, place, length);
     });
   }
   if (like != nullptr) {
     like_ = like->block.address;
-    successor_ = 0;
+    successors_tenure_ = live.tenure;
   }
   if (free) return {.start = *free};
   const bool small = length < page_size();
@@ -135,51 +140,15 @@ const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
   return live != nullptr && live->key == key ? live : nullptr;
 }
 
-// What captures keep takes turns with its likes once one of these was dropped while what has
-// succeeded it lived on.
 void Placer::BeginScope(ScopeKind kind) {
   known_.BeginScope();
-  if (kind != ScopeKind::kCapture) return;
-  memory_.ring().BeginCapture();
-  if (!std::exchange(dropped_, false)) return;
-  like_ = 0;
-  const LiveBlock* const successor = blocks_.Find(successor_);
-  if (successor != nullptr && !turns_since_) turns_since_ = successor->tenure;
+  if (kind == ScopeKind::kCapture) ring_.BeginCapture();
 }
 
-// `like`: the block's like that lives outside the ring, so that it is the first of its kind there.
-std::optional<Placement> Placer::PlaceInRing(FreeView& view, Granules length,
-                                             const LiveBlock* like) {
-  Ring& ring = memory_.ring();
-  if (uint64_t pages = ring.Seek(length, like != nullptr); pages > 0) {
-    MappingPlan plan;
-    plan.range = ring.part();
-    plan.room = RangeTable::kRoomOfFirst;
-    if (plan.range && ranges_.range(*plan.range).room_back < pages) plan.range.reset();
-    if (!plan.range) pages = std::max(pages, PagesFor(length, page_size()));
-    const uint64_t mapped = pages;
-    // Whole pages that are open are taken first; not when captures have come around once, and all
-    // that they hold beside is in place, unless these were the ring's.
-    const bool takes_whole = like ? like->tenure < *turns_since_ : ring.has_lost();
-    for (const auto& [count, handle] : view.Handles().wholes) {
-      const NodeId id = space().first(handle);
-      const bool open =
-          space().node(id).fence == FenceId::kOpen && space().end(id) >= ranges_.handle_end(handle);
-      if (!takes_whole || pages == 0) break;
-      if (count > pages || !open || (plan.range && ranges_.Shows(*plan.range, handle))) continue;
-      plan.handles.push_back(handle);
-      pages -= count;
-    }
-    AppendNewHandles(pages, MostHandlePages(ranges_.page_count() + pages, pages), plan.handles);
-    try {
-      ring.Grow(memory_.bytes().Map(plan), mapped);
-    } catch (const DriverError& error) {
-      if (!IsExhausted(error)) throw;
-      return std::nullopt;
-    }
-  }
-  const Site site = ring.Take(length);
-  return Placement{site.slot, Granules(site.offset)};
+// What captures keep takes turns with its likes once one of these was dropped behind what succeeded
+// it.
+void Placer::Freed(Address address) {
+  if (address == like_ && !memory_.scope() && !turns_since_) turns_since_ = successors_tenure_;
 }
 
 Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const {

@@ -16,6 +16,7 @@
 #include "core/memory/stream_memory.h"
 #include "core/placement/known_places.h"
 #include "core/placement/placement.h"
+#include "core/placement/ring.h"
 #include "core/pool_values.h"
 
 namespace cgp {
@@ -23,14 +24,18 @@ namespace cgp {
 class Placer {
  public:
   Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
-      : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks) {}
+      : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks), ring_(ranges, memory) {}
 
   void BeginScope(ScopeKind kind);
   // Slots have other numbers now.
-  void Forget() { known_.Forget(); }
+  void Forget() {
+    known_.Forget();
+    ring_.Forget();
+  }
 
+  bool InRing(SlotId slot) const { return ring_.Holds(slot); }
   // The block that starts there is freed.
-  void Freed(Address address) { dropped_ |= address == like_ && !memory_.scope(); }
+  void Freed(Address address);
 
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
   // the view's to take, and takes them; its place is known then. pre: the view is what
@@ -46,7 +51,6 @@ class Placer {
   Found Find(FreeView& view, LiveBlock& live, const PoolStats& stats, KnownPlaces::Places& again,
              const KnownPlaces::Places* alike);
   const LiveBlock* LikeAt(Placement place, uint32_t key) const;
-  std::optional<Placement> PlaceInRing(FreeView& view, Granules length, const LiveBlock* like);
   Slack SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const;
   // Blocks of one size can take each other's places.
   uint64_t SizeOf(Granules length) const {
@@ -68,11 +72,11 @@ class Placer {
   StreamMemory& memory_;
   const LiveBlocks& blocks_;
   KnownPlaces known_;
-  // Of the last block whose like lived when it was placed elsewhere: its like's address, and its
-  // own.
+  Ring ring_;
+  // Of the last block whose like lived when it was placed elsewhere: that one's address, and its own
+  // tenure.
   Address like_ = 0;
-  Address successor_ = 0;  // 0: of the block that is placed next
-  bool dropped_ = false;   // the like was, between scopes
+  uint32_t successors_tenure_ = 0;
   // Whether what captures keep takes turns with its likes, and since which tenure.
   std::optional<uint32_t> turns_since_;
 };

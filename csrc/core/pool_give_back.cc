@@ -9,16 +9,17 @@
 namespace cgp {
 
 uint64_t Pool::spare_bytes() const {
-  std::vector<bool> used(ranges_.page_count());  // by a handle's first page
-  blocks_.ForEach([&](Address, const LiveBlock& live) {
-    memory_.bytes().ForEachPiece(live.site, live.length(), [&](PageId page, Granules, Granules) {
-      used[Index(ranges_.handle_begin(page))] = true;
-    });
-  });
+  const PageSpace& space = memory_.bytes().space();
   uint64_t pages = ranges_.unreleased_pages();
   for (PageId handle{0}; Index(handle) < ranges_.page_count();
        handle = ranges_.handle_end(handle)) {
-    if (!used[Index(handle)]) pages += ranges_.handle_pages(handle);
+    bool used = false;
+    for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
+      for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
+        used |= space.node(id).used();
+      }
+    }
+    if (!used) pages += ranges_.handle_pages(handle);
   }
   return BytesOf(pages);
 }

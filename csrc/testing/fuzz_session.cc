@@ -34,6 +34,12 @@ std::string ComplaintOf(const Judging& judge) {
   }
 }
 
+uint64_t BytesOf(const std::vector<PhysicalPiece>& pieces) {
+  uint64_t bytes = 0;
+  for (const PhysicalPiece& piece : pieces) bytes += piece.length_bytes;
+  return bytes;
+}
+
 }  // namespace
 
 FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
@@ -247,12 +253,10 @@ void FuzzSession::Allocate(const Step& step) {
   }
   PoolModel::Need need;
   PoolModel::Need beside_ring;
-  const uint64_t ring_bytes = allowed ? RingBytes(id) : 0;
+  const Ring ring = allowed ? set_.Snapshot(id).ring : Ring();
   if (allowed) {
     need = beside_ring = model_.NeedOf(id, step.amount, stream);
-    if (ring_bytes > 0) {
-      beside_ring = model_.NeedOf(id, step.amount, stream, set_.Snapshot(id).ring);
-    }
+    if (!ring.empty()) beside_ring = model_.NeedOf(id, step.amount, stream, ring);
     // The model knows no handles: a whole page in one of several can be mapped only with the
     // others. Where there is such a handle, the block may take as many pages as in an empty pool.
     if (host_.usage().physical_bytes != host_.usage().handles * setup_.page_bytes) {
@@ -283,21 +287,14 @@ void FuzzSession::Allocate(const Step& step) {
     // Mappings that an eager scope could not unmap are unmapped later.
     const bool given_up = (need.apart || need.beyond > 0) && fault_.status != DriverStatus::kFailed;
     if (given_up || unmaps) result.fault_fired = false;
-    if (allowed) Placed(step, block, need, most_new, ring_bytes);
+    if (allowed) Placed(step, block, need, most_new, ring);
   }
   // An eager scope unmaps what is stale first, whether or not there is a place for the block then.
   return JudgeFailure(result, allowed, unmaps ? world_.TakeBooks() : before);
 }
 
-uint64_t FuzzSession::RingBytes(PoolId id) const {
-  uint64_t bytes = 0;
-  const PoolSnapshot snapshot = set_.Snapshot(id);
-  for (const PhysicalPiece& piece : snapshot.ring) bytes += piece.length_bytes;
-  return bytes;
-}
-
 void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::Need& need,
-                         uint64_t most_new, uint64_t ring_bytes) {
+                         uint64_t most_new, const Ring& ring_before) {
   const PoolId id = IdOf(step.pool);
   const StreamId stream = StreamOf(step.stream, id);
   const uint64_t rounded = Granules::FromBytesRoundedUp(step.amount).bytes();
@@ -322,11 +319,17 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   const bool comes_again = !known_sizes_.emplace(id, asked.sizes).second;
   // What comes again while its like lives may lie in the ring, which grows then: to have room for
   // what one scope asks for, and for a block.
-  const uint64_t grown = RingBytes(id) + rounded;
-  if (comes_again && grown > ring_bytes) {
+  const Ring ring = set_.Snapshot(id).ring;
+  // One that a range has no more room for is no more, and another one begins.
+  const bool goes_on = std::ranges::any_of(ring_before, [&](const PhysicalPiece& before) {
+    return std::ranges::any_of(ring, [&](const auto& now) { return now.page == before.page; });
+  });
+  const uint64_t before = goes_on ? BytesOf(ring_before) : 0;
+  const uint64_t grown = BytesOf(ring) + rounded;
+  if (comes_again && grown > before) {
     const uint64_t wanted = rounded + asked.most_bytes + asked.largest;
     const uint64_t own = (wanted + setup_.page_bytes - 1) / setup_.page_bytes;
-    most_new = std::max(most_new, std::min(own, (grown - ring_bytes) / setup_.page_bytes));
+    most_new = std::max(most_new, std::min(own, (grown - before) / setup_.page_bytes));
   }
   if (new_pages > most_new && !remained_.contains(id)) {
     Complain("asked the driver for ", new_pages, " pages where ", most_new, " do");

@@ -118,10 +118,10 @@ class FuzzSession {
   void End(PoolId id);
   void Replay(PoolId id, StreamId stream);
   void Allocate(const Step& step);
-  // `most_new`: pages, but for what the pool's ring comes to have, which had so much free.
+  using Ring = std::vector<PhysicalPiece>;  // PoolSnapshot::ring
+  // `most_new`: pages, but for what the pool's ring comes to have, which had this before.
   void Placed(const Step& step, const Block& block, const PoolModel::Need& need, uint64_t most_new,
-              uint64_t ring_bytes);
-  uint64_t RingBytes(PoolId id) const;
+              const Ring& ring_before);
   void Free(uint64_t label);
   void FreeInside(uint64_t label);
   void RefusesAddress(Address address);

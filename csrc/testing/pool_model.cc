@@ -126,22 +126,17 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream,
   const uint64_t granules = Granules::FromBytesRoundedUp(bytes).count();
   uint64_t whole_pages = 0;
   std::vector<PageRuns> parts;  // of the pages in part use
-  std::map<uint32_t, std::vector<const PhysicalPiece*>> kept_of;
-  for (const PhysicalPiece& piece : kept) kept_of[Index(piece.page)].push_back(&piece);
-  for (const auto& [number, page] : pool.pages) {
-    PageRuns runs;
-    if (const auto found = kept_of.find(number); found != kept_of.end()) {
-      std::vector<Granule> rest = page;
-      for (const PhysicalPiece* const piece : found->second) {
-        const auto first =
-            rest.begin() + static_cast<std::ptrdiff_t>(piece->offset_bytes / kGranuleBytes);
-        const auto count = static_cast<std::ptrdiff_t>(piece->length_bytes / kGranuleBytes);
-        std::for_each(first, first + count, [](Granule& granule) { granule.label = ~uint64_t{0}; });
-      }
-      runs = Runs(pool, rest, stream);
-    } else {
-      runs = Runs(pool, page, stream);
+  auto pages = pool.pages;
+  for (const PhysicalPiece& piece : kept) {
+    const uint64_t first =
+        Index(piece.page) * granules_per_page_ + piece.offset_bytes / kGranuleBytes;
+    for (uint64_t i = first; i < first + piece.length_bytes / kGranuleBytes; ++i) {
+      const auto page = static_cast<uint32_t>(i / granules_per_page_);
+      pages.at(page)[i % granules_per_page_].label = ~uint64_t{0};
     }
+  }
+  for (const auto& [number, page] : pages) {
+    const PageRuns runs = Runs(pool, page, stream);
     if (runs.longest == granules_per_page_) {
       ++whole_pages;
     } else if (runs.longest > 0) {

@@ -166,6 +166,7 @@ uint32_t RangeTable::MostSlotsAfter(const MappingPlan& plan) const {
 RangeId RangeTable::ReserveRange(const MappingPlan& plan, Undo& undo) {
   Range range;
   range.capacity = CapacityFor(plan);
+  range.apart = plan.room > 0;
   range.first = SlotId{slot_limit()};
   range.mapped_begin = range.mapped_end = RoomInFront(PagesOf(plan));
   range.room_front = range.mapped_begin;
@@ -220,7 +221,8 @@ void RangeTable::NoteRow(uint32_t page) { row_begins_.SetRange(page, page + 1, B
 std::optional<RangeId> RangeTable::NewestWithRoom(uint32_t pages) const {
   if (page_count() == 0) return std::nullopt;
   const RangeId newest = range_of(slots_of(PageId{page_count() - 1}).front());
-  return range(newest).room_back >= pages ? std::optional(newest) : std::nullopt;
+  const bool has_room = range(newest).room_back >= pages && !range(newest).apart;
+  return has_room ? std::optional(newest) : std::nullopt;
 }
 
 bool RangeTable::Shows(RangeId range, PageId page) const {

@@ -125,7 +125,7 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
 SlotId SharedSpace::Map(const MappingPlan& plan) {
   const uint32_t count = ranges_.PagesOf(plan);
   const uint32_t new_pages = plan.new_pages();
-  space_.ReservePages(new_pages, 2);  // with what a block leaves to the ring
+  space_.ReservePages(new_pages);
   for (const auto& view : views_) {
     view->MakeRoomForMapping(new_pages, ranges_.MostSlotsAfter(plan), ranges_.range_count() + 1);
   }

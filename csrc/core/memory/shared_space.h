@@ -110,6 +110,8 @@ class SharedSpace {
   // What is behind these fences is everyone's from now on. O(nodes behind them). pre:
   // ReserveOpening().
   void Open(std::span<const FenceId> opened);
+  // What was to be the ring's later is.
+  void GiveToRing() { space_.OpenFence(FenceId::kRingLater, FenceId::kRing); }
   // What is free of the pages before `end` is behind this one. pre: ReserveFence(), ReserveTake().
   void Hold(PageId end, FenceId fence);
 

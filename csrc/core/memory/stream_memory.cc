@@ -29,15 +29,13 @@ void StreamMemory::EndScope(bool may_ask_device) {
   const bool captured = *scope_ == ScopeKind::kCapture;
   GiveFreedAtEnd();
   ReserveOpening();
-  if (!freed_in_ring_.empty()) ring_.ReserveAdd(freed_in_ring_.size());
   // Known now, the end of what ran here is known sooner than when the next scope begins.
   if (!captured && fences_.NeedsMark() && may_ask_device && driver_.MayQuiesce()) fences_.Mark();
   // Nothing throws from here on.
   fences_.EndScope();
   if (captured && bytes_.stream_count() > 0) bytes_.DropSpareViews();
   OpenFences();
-  for (const LiveBlock& live : freed_in_ring_) ring_.Add(live.site, live.length());
-  freed_in_ring_.clear();
+  bytes_.GiveToRing();
   bytes_.RemoveStreams();
   tenures_.clear();
   if (captured) {
@@ -127,7 +125,6 @@ void StreamMemory::ForEachCaptured(Function&& function) {
 // graph may have the bytes of either. But not those of pages that eager work has made since the
 // last capture, which would otherwise make more in each such scope. Throws with nothing changed.
 void StreamMemory::HoldCaptured() {
-  DissolveRing();
   const FenceId held = fences_.Held(/*eager=*/true);
   bytes_.ReserveFence(held);
   bytes_.ReserveTake();
@@ -153,6 +150,12 @@ void StreamMemory::OpenAll() {
   // A graph's output that outlived it is still worked on.
   if (blocks_.size() == 0) captured_end_ = PageId{0};
   several_streams_ = false;
+}
+
+void StreamMemory::DissolveRing() {
+  constexpr FenceId kRing = FenceId::kRing;
+  ReserveOpening();
+  bytes_.Open(std::span(&kRing, 1));
 }
 
 // Live blocks are not behind what is marked as opened any more.
@@ -253,34 +256,15 @@ CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
   return frontier_.capture;
 }
 
-void StreamMemory::Free(LiveBlock& live) {
-  const bool of_ring = live.of_ring && !ring_.empty();
-  // The scope's end is all that it waits for.
-  const bool waits = scope_ == ScopeKind::kCapture && has_one_stream();
-  if (of_ring && waits && live.is_alone() && !live.eager) {
-    ReserveMore(freed_in_ring_, 1);
-    freed_in_ring_.push_back(std::move(live));
-    return;
-  }
-  const std::optional<FenceId> fence = ChooseFence(live, !InOthersCapture());
-  if (!fence) {
+void StreamMemory::Free(LiveBlock& live, bool of_ring) {
+  if (const std::optional<FenceId> fence = ChooseFence(live, !InOthersCapture())) {
+    const bool waits = fences_.OpensAtEnd(*fence);
+    const FenceId ring = waits ? FenceId::kRingLater : FenceId::kRing;
+    Give(live, of_ring && (waits || *fence == FenceId::kOpen) ? ring : *fence);
+  } else {
     ReserveMore(freed_, 1);
     freed_.push_back(std::move(live));
-  } else if (of_ring && *fence == FenceId::kOpen) {
-    ring_.ReserveAdd(1);
-    ring_.Add(live.site, live.length());
-  } else {
-    Give(live, *fence);
-    if (of_ring) ring_.Lose();
   }
-}
-
-void StreamMemory::DissolveRing() {
-  while (!freed_in_ring_.empty()) {
-    Give(freed_in_ring_.back(), FenceFor(freed_in_ring_.back()));
-    freed_in_ring_.pop_back();
-  }
-  ring_.Dissolve();
 }
 
 void StreamMemory::RecordUse(LiveBlock& live, StreamId stream) {
@@ -343,37 +327,35 @@ void StreamMemory::Check() const {
   bytes_.Check();
   CGP_CHECK(scope_ || bytes_.stream_count() == 0);
   CGP_CHECK(scope_ == ScopeKind::kCapture || (freed_.empty() && !expects_several_streams_));
-  CGP_CHECK(freed_in_ring_.empty() || (scope_ == ScopeKind::kCapture && !ring_.empty()));
   CheckProofs();
 
-  // Live blocks, freed ones whose bytes are not free yet, and what is free of the ring are exactly the used
-  // nodes.
+  // Live blocks, and freed ones whose bytes are not free yet, are exactly the used nodes.
   const PageSpace& space = bytes_.space();
   uint64_t nodes = 0;
   Granules used;
   std::vector<uint32_t> large_pieces(space.page_count());
-  const auto check = [&](const Site& site, Granules whole) {
+  const auto check = [&](const LiveBlock& live) {
     Granules of_block;
-    bytes_.ForEachNode(site, whole, [&](NodeId id) {
+    bytes_.ForEachNode(live.site, live.length(), [&](NodeId id) {
       CGP_CHECK(space.node(id).used());
       of_block += Granules(space.node(id).length);
       ++nodes;
     });
-    CGP_CHECK(of_block == whole);
-    bytes_.ForEachPiece(site, whole, [&](PageId page, Granules offset, Granules length) {
-      const NodeId id = space.NodeAt(page, offset);
-      const PageSpace::Node& node = space.node(id);
-      CGP_CHECK(node.used() && node.offset == offset.count());
-      CGP_CHECK(space.IsOfWholePages(id) ? length == bytes_.page_size()
-                                         : node.length == length.count());
-      const bool is_part = length < bytes_.page_size() && whole >= bytes_.page_size();
-      large_pieces[Index(page)] += is_part ? 1 : 0;
-    });
+    CGP_CHECK(of_block == live.length());
+    bytes_.ForEachPiece(
+        live.site, live.length(), [&](PageId page, Granules offset, Granules length) {
+          const NodeId id = space.NodeAt(page, offset);
+          const PageSpace::Node& node = space.node(id);
+          CGP_CHECK(node.used() && node.offset == offset.count());
+          CGP_CHECK(space.IsOfWholePages(id) ? length == bytes_.page_size()
+                                             : node.length == length.count());
+          const bool is_part = length < bytes_.page_size() && live.length() >= bytes_.page_size();
+          large_pieces[Index(page)] += is_part ? 1 : 0;
+        });
     used += of_block;
   };
-  for (const LiveBlock& live : freed_) check(live.site, live.length());
-  blocks_.ForEach([&](Address, const LiveBlock& live) { check(live.site, live.length()); });
-  ForEachOfRing(check);
+  std::ranges::for_each(freed_, check);
+  blocks_.ForEach([&](Address, const LiveBlock& live) { check(live); });
   uint64_t used_nodes = 0;
   space.ForEachNode([&](NodeId id) { used_nodes += space.node(id).used() ? 1 : 0; });
   CGP_CHECK(nodes == used_nodes);

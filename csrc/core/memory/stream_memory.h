@@ -13,8 +13,7 @@
 //   the view of one of these streams passes a proof fence   =>  it is proven to the stream
 //   it is proven to the stream, and its owner lends to that  =>  the view passes it
 //   no scope is open  =>  no stream has a view, and no block waits to be given
-//   the used nodes of the space  ==  those of live blocks, of freed ones that wait to be given, and of
-//   the ring's extents
+//   the used nodes of the space  ==  those of live blocks and of freed ones that wait to be given
 #pragma once
 
 #include <algorithm>
@@ -33,7 +32,6 @@
 #include "core/memory/fences.h"
 #include "core/memory/proofs.h"
 #include "core/memory/range_table.h"
-#include "core/memory/ring.h"
 #include "core/memory/shared_space.h"
 
 namespace cgp {
@@ -60,7 +58,6 @@ struct alignas(64) LiveBlock {
   // outside of captures.
   bool eager = false;
   bool pinned = true;              // its range is
-  bool of_ring = false;            // placed in it
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }
@@ -92,26 +89,12 @@ class StreamMemory {
   StreamMemory(Driver& driver, Granules page_size, RangeTable& ranges, LiveBlocks& blocks)
       : driver_(driver),
         bytes_(page_size, ranges),
-        ring_(ranges, bytes_),
         fences_(driver),
         proofs_(driver),
         blocks_(blocks) {}
 
   SharedSpace& bytes() { return bytes_; }
   const SharedSpace& bytes() const { return bytes_; }
-
-  // --- Blocks that take turns ---
-
-  Ring& ring() { return ring_; }
-  // All that the ring has free is as anything else. Throws nothing but where a capture has freed
-  // some of it. pre: no other thread captures.
-  void DissolveRing();
-  // Calls function(site, length) for all that is free and the ring's, or will be.
-  template <typename Function>
-  void ForEachOfRing(Function&& function) const {
-    ring_.ForEachExtent(function);
-    for (const LiveBlock& live : freed_in_ring_) function(live.site, live.length());
-  }
 
   // --- Scopes, see Pool ---
 
@@ -135,8 +118,9 @@ class StreamMemory {
     fences_.Renew(fence);
     bytes_.Give(live.site, live.length(), fence);
   }
-  // Frees the block, which may be moved from, but for `block`.
-  void Free(LiveBlock& live);
+  // Frees the block, which may be moved from, but for `block`. `of_ring`: what is open then is the
+  // ring's.
+  void Free(LiveBlock& live, bool of_ring);
   void RecordUse(LiveBlock& live, StreamId stream);
   // The block, which is being placed, takes pages that nobody had in this capture.
   void NoteGrowth(const LiveBlock& live) {
@@ -157,6 +141,8 @@ class StreamMemory {
   // ReserveOpening(). pre: no scope is open.
   void ReserveOpening() { bytes_.ReserveOpening(fences_.limit()); }
   void OpenAll();
+  // What is free of the ring is everyone's. Throws with nothing changed.
+  void DissolveRing();
 
   void Check() const;
 
@@ -196,7 +182,6 @@ class StreamMemory {
 
   Driver& driver_;
   SharedSpace bytes_;
-  Ring ring_;
   FenceTable fences_;
   ProofTable proofs_;
   LiveBlocks& blocks_;
@@ -234,8 +219,6 @@ class StreamMemory {
   // is part of the capture, so it asks for them.
   std::vector<LiveBlock> freed_;
   bool expects_several_streams_ = false;
-  // What a capture of one stream has freed of the ring, which gets it when that ends.
-  std::vector<LiveBlock> freed_in_ring_;
   // Kept for their memory.
   Frontier frontier_;
   std::vector<GraphNode> nodes_;

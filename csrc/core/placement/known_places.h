@@ -26,7 +26,6 @@ namespace cgp {
 class KnownPlaces {
  public:
   static constexpr std::size_t kMostPlaces = 32;
-  static constexpr Placement kInRing{SlotId{~uint32_t{0}}, Granules(0)};  // wherever there
   static constexpr std::size_t kMostKeys = std::size_t{1} << 17;
 
   using Key = uint64_t;
