@@ -1,12 +1,19 @@
 #include "core/memory/stream_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/reserve.h"
 
 namespace cgp {
+namespace {
+
+constexpr std::array kInRing{FenceId::kRing};
+constexpr std::array kLaterInRing{FenceId::kRingLater};
+
+}  // namespace
 
 void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   CGP_CHECK(!scope_);
@@ -35,7 +42,7 @@ void StreamMemory::EndScope(bool may_ask_device) {
   fences_.EndScope();
   if (captured && bytes_.stream_count() > 0) bytes_.DropSpareViews();
   OpenFences();
-  bytes_.GiveToRing();
+  bytes_.Open(kLaterInRing, FenceId::kRing);
   bytes_.RemoveStreams();
   tenures_.clear();
   if (captured) {
@@ -152,10 +159,18 @@ void StreamMemory::OpenAll() {
   several_streams_ = false;
 }
 
+// The fence of bytes of the ring that would be behind this one. Where that is the only stream's of a
+// capture, its end is all that they wait for.
+FenceId StreamMemory::InRing(FenceId fence) const {
+  if (fence == FenceId::kOpen) return FenceId::kRing;
+  return HasSoleView() && fence == bytes_.view(0).own_fence() ? FenceId::kRingLater : fence;
+}
+
 void StreamMemory::DissolveRing() {
-  constexpr FenceId kRing = FenceId::kRing;
   ReserveOpening();
-  bytes_.Open(std::span(&kRing, 1));
+  if (HasSoleView()) bytes_.ReserveFence(bytes_.view(0).own_fence());
+  bytes_.Open(kInRing);
+  if (HasSoleView()) bytes_.Open(kLaterInRing, bytes_.view(0).own_fence());
 }
 
 // Live blocks are not behind what is marked as opened any more.
@@ -258,9 +273,7 @@ CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
 
 void StreamMemory::Free(LiveBlock& live, bool of_ring) {
   if (const std::optional<FenceId> fence = ChooseFence(live, !InOthersCapture())) {
-    const bool waits = fences_.OpensAtEnd(*fence);
-    const FenceId ring = waits ? FenceId::kRingLater : FenceId::kRing;
-    Give(live, of_ring && (waits || *fence == FenceId::kOpen) ? ring : *fence);
+    Give(live, of_ring ? InRing(*fence) : *fence);
   } else {
     ReserveMore(freed_, 1);
     freed_.push_back(std::move(live));

@@ -163,6 +163,11 @@ class StreamMemory {
 
   // `may_ask`: no other thread may be ending the capture, so that the driver can be asked.
   std::optional<FenceId> ChooseFence(const LiveBlock& live, bool may_ask);
+  FenceId InRing(FenceId fence) const;
+  // Whether the scope is a capture, and has had one stream so far.
+  bool HasSoleView() const {
+    return scope_ == ScopeKind::kCapture && has_one_stream() && bytes_.stream_count() == 1;
+  }
   bool StaysInCapture(const LiveBlock& live) const;
   bool IsKnownToCapture(StreamId stream) const;
   CaptureId CaptureOfUse(StreamId stream);
