@@ -76,10 +76,12 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   }
   memory_.bytes().Take(live.site, length, found.node);
   known_.Advance(key);
-  if (InRing(live.site.slot)) again.clear();
+  // One place tells of the ring as well as many.
+  const auto in_ring = [&](Placement place) { return InRing(place.slot); };
+  if (in_ring(found.start)) std::erase_if(again, in_ring);
   KnownPlaces::Add(again, found.start);
   const bool in_one_page = found.start.offset + length <= page_size();
-  if (alike && !InRing(live.site.slot) && (length >= page_size() || !in_one_page)) {
+  if (alike && !in_ring(found.start) && (length >= page_size() || !in_one_page)) {
     KnownPlaces::Add(*alike, found.start);
   }
 }
@@ -100,7 +102,8 @@ Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& sta
       like = LikeAt(place, live.key);
     }
   }
-  const bool takes_turns = turns_since_ && memory_.has_one_stream() && memory_.scope() == ScopeKind::kCapture && On("ring");
+  const bool takes_turns = turns_since_ && memory_.has_one_stream() &&
+                           memory_.scope() == ScopeKind::kCapture && On("ring");
   if (takes_turns && (in_ring || like != nullptr)) {
     // Whole pages that are open are taken first; not when captures have come around once, and all
     // that they hold beside is in place.
@@ -113,9 +116,7 @@ Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& sta
   }
   // Then a place that is taken is no good: what lives there will be elsewhere too.
   if (turns_since_) {
-    std::erase_if(again, [&](Placement place) {
-      return !WholePagesAt(view, place, length);
-    });
+    std::erase_if(again, [&](Placement place) { return !WholePagesAt(view, place, length); });
   }
   if (like != nullptr) {
     like_ = like->block.address;

@@ -57,6 +57,8 @@ class FenceTable {
   // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
   // that. Does not throw.
   void Renew(FenceId id);
+  // Whether the fence opens when the scope ends.
+  bool OpensAtEnd(FenceId id) const { return fences_[Index(id)].state == State::kScope; }
 
   // A held fence: with `eager` one that opens by a mark, else at the end of the scope.
   FenceId Held(bool eager) { return FindOrAdd(std::nullopt, eager); }

@@ -179,7 +179,7 @@ class PageSpace {
   std::vector<Page> pages_;  // of those in begins_
   IndexSet begins_;
   std::vector<Node> nodes_;
-  std::vector<NodeId> spare_nodes_;            // its capacity is that of nodes_ at least
+  std::vector<NodeId> spare_nodes_;               // its capacity is that of nodes_ at least
   std::vector<NodeId> behind_{3, NodeId::kNone};  // by fence: the first of the list
 };
 

@@ -56,7 +56,7 @@ struct MappingPlan {
   // A new range has room for so many more pages behind, at least, which NewestWithRoom() leaves to
   // who asked for it.
   uint32_t room = 0;
-  bool at_front = false;         // before the range's first page rather than behind its last
+  bool at_front = false;  // before the range's first page rather than behind its last
   // In the order of addresses: existing handles, each named by its first page and not yet in the
   // range, and new ones.
   std::vector<PageId> handles;

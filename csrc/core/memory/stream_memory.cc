@@ -43,6 +43,7 @@ void StreamMemory::EndScope(bool may_ask_device) {
   if (captured && bytes_.stream_count() > 0) bytes_.DropSpareViews();
   OpenFences();
   bytes_.Open(kLaterInRing, FenceId::kRing);
+  later_in_ring_ = FenceId::kOpen;
   bytes_.RemoveStreams();
   tenures_.clear();
   if (captured) {
@@ -159,18 +160,20 @@ void StreamMemory::OpenAll() {
   several_streams_ = false;
 }
 
-// The fence of bytes of the ring that would be behind this one. Where that is the only stream's of a
-// capture, its end is all that they wait for.
-FenceId StreamMemory::InRing(FenceId fence) const {
+// The fence of bytes of the ring that would be behind this one.
+FenceId StreamMemory::InRing(FenceId fence) {
   if (fence == FenceId::kOpen) return FenceId::kRing;
-  return HasSoleView() && fence == bytes_.view(0).own_fence() ? FenceId::kRingLater : fence;
+  const bool is_known = later_in_ring_ == FenceId::kOpen || later_in_ring_ == fence;
+  if (!is_known || !fences_.OpensAtEnd(fence)) return fence;
+  later_in_ring_ = fence;
+  return FenceId::kRingLater;
 }
 
 void StreamMemory::DissolveRing() {
   ReserveOpening();
-  if (HasSoleView()) bytes_.ReserveFence(bytes_.view(0).own_fence());
+  bytes_.ReserveFence(later_in_ring_);
   bytes_.Open(kInRing);
-  if (HasSoleView()) bytes_.Open(kLaterInRing, bytes_.view(0).own_fence());
+  bytes_.Open(kLaterInRing, later_in_ring_);
 }
 
 // Live blocks are not behind what is marked as opened any more.

@@ -163,11 +163,7 @@ class StreamMemory {
 
   // `may_ask`: no other thread may be ending the capture, so that the driver can be asked.
   std::optional<FenceId> ChooseFence(const LiveBlock& live, bool may_ask);
-  FenceId InRing(FenceId fence) const;
-  // Whether the scope is a capture, and has had one stream so far.
-  bool HasSoleView() const {
-    return scope_ == ScopeKind::kCapture && has_one_stream() && bytes_.stream_count() == 1;
-  }
+  FenceId InRing(FenceId fence);
   bool StaysInCapture(const LiveBlock& live) const;
   bool IsKnownToCapture(StreamId stream) const;
   CaptureId CaptureOfUse(StreamId stream);
@@ -224,6 +220,8 @@ class StreamMemory {
   // is part of the capture, so it asks for them.
   std::vector<LiveBlock> freed_;
   bool expects_several_streams_ = false;
+  // What is behind kRingLater would be behind this fence but for the ring; kOpen: nothing is.
+  FenceId later_in_ring_ = FenceId::kOpen;
   // Kept for their memory.
   Frontier frontier_;
   std::vector<GraphNode> nodes_;

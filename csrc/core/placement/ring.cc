@@ -61,9 +61,8 @@ uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
 }
 
 void Ring::Grow(FreeView& view, uint64_t pages, bool takes_whole) {
-  MappingPlan plan{.range = range_,
-                   .room = RangeTable::kRoomOfFirst + 2 * ranges_.page_count(),
-                   .handles = {}};
+  MappingPlan plan{
+      .range = range_, .room = RangeTable::kRoomOfFirst + 2 * ranges_.page_count(), .handles = {}};
   uint64_t missing = pages;
   for (const auto& [count, handle] : view.Handles().wholes) {
     if (!takes_whole || missing == 0) break;
