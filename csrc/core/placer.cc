@@ -74,6 +74,7 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
     memory_.NoteGrowth(live);
   }
+  if (successor_ == 0) successor_ = ranges_.AddressOf(found.start.slot, found.start.offset);
   memory_.bytes().Take(live.site, length, found.node);
   known_.Advance(key);
   // One place tells of the ring as well as many.
@@ -120,7 +121,7 @@ Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& sta
   }
   if (like != nullptr) {
     like_ = like->block.address;
-    successors_tenure_ = live.tenure;
+    successor_ = 0;
   }
   if (free) return {.start = *free};
   const bool small = length < page_size();
@@ -141,15 +142,16 @@ const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
   return live != nullptr && live->key == key ? live : nullptr;
 }
 
+// What captures keep takes turns with its likes once one of these was dropped while what has
+// succeeded it lived on.
 void Placer::BeginScope(ScopeKind kind) {
   known_.BeginScope();
-  if (kind == ScopeKind::kCapture) ring_.BeginCapture();
-}
-
-// What captures keep takes turns with its likes once one of these was dropped behind what succeeded
-// it.
-void Placer::Freed(Address address) {
-  if (address == like_ && !memory_.scope() && !turns_since_) turns_since_ = successors_tenure_;
+  if (kind != ScopeKind::kCapture) return;
+  ring_.BeginCapture();
+  if (!std::exchange(dropped_, false)) return;
+  like_ = 0;
+  const LiveBlock* const successor = blocks_.Find(successor_);
+  if (successor != nullptr && !turns_since_) turns_since_ = successor->tenure;
 }
 
 Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const {

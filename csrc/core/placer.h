@@ -35,7 +35,7 @@ class Placer {
 
   bool InRing(SlotId slot) const { return ring_.Holds(slot); }
   // The block that starts there is freed.
-  void Freed(Address address);
+  void Freed(Address address) { dropped_ |= address == like_ && !memory_.scope(); }
 
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
   // the view's to take, and takes them; its place is known then. pre: the view is what
@@ -73,10 +73,11 @@ class Placer {
   const LiveBlocks& blocks_;
   KnownPlaces known_;
   Ring ring_;
-  // Of the last block whose like lived when it was placed elsewhere: that one's address, and its own
-  // tenure.
+  // Of the last block whose like lived when it was placed elsewhere: its like's address, and its
+  // own.
   Address like_ = 0;
-  uint32_t successors_tenure_ = 0;
+  Address successor_ = 0;  // 0: of the block that is placed next
+  bool dropped_ = false;   // the like was, between scopes
   // Whether what captures keep takes turns with its likes, and since which tenure.
   std::optional<uint32_t> turns_since_;
 };
