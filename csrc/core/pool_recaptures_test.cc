@@ -66,6 +66,26 @@ TEST_P(PoolRecapturesTest, MapNothingFromTheFourthRoundOn) {
   EXPECT_LE(third.pages, 54 + 28 + 3 * 10);
 }
 
+// Captures that are alike find each other's outputs alive in every round, and yet nothing takes turns.
+TEST(PoolAlikeTest, WhatIsDroppedAllAtOnceHasNoRing) {
+  HostDriver driver({.map_memory = false});
+  Pool pool(driver, {});
+  std::array<Address, 8> kept{};
+  for (int round = 1; round <= kRounds; ++round) {
+    for (Address& output : kept) {
+      if (output != 0) pool.Free(output);
+    }
+    for (Address& output : kept) {
+      pool.BeginScope(ScopeKind::kCapture);
+      output = pool.Allocate(3 * kPage, StreamId{1}).address;
+      pool.EndScope();
+      pool.Check();
+    }
+    EXPECT_EQ(pool.Stats().pages, 3 * kept.size());
+    EXPECT_TRUE(pool.Snapshot().ring.empty());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(AllAtOnceAndOneByOne, PoolRecapturesTest, ::testing::Bool());
 
 }  // namespace
