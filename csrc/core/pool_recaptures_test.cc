@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 #include "core/pool.h"
 #include "testing/host_driver.h"
@@ -84,6 +85,26 @@ TEST(PoolAlikeTest, WhatIsDroppedAllAtOnceHasNoRing) {
     EXPECT_EQ(pool.Stats().pages, 3 * kept.size());
     EXPECT_TRUE(pool.Snapshot().ring.empty());
   }
+}
+
+TEST(PoolAlikeTest, WhatTheRingHasIsForOthersWhereMemoryRunsOut) {
+  HostDriver driver({.physical_limit_bytes = 12 * kPage, .map_memory = false});
+  Pool pool(driver, {});
+  const auto capture = [&pool](uint64_t pages) {
+    pool.BeginScope(ScopeKind::kCapture);
+    const Address output = pool.Allocate(pages * kPage, StreamId{1}).address;
+    pool.EndScope();
+    pool.Check();
+    return output;
+  };
+  Address kept = capture(2);
+  for (int round = 0; round < 3; ++round) {
+    const Address output = capture(2);
+    pool.Free(std::exchange(kept, output));
+  }
+  EXPECT_FALSE(pool.Snapshot().ring.empty());
+  EXPECT_NO_THROW(capture(10));
+  EXPECT_TRUE(pool.Snapshot().ring.empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(AllAtOnceAndOneByOne, PoolRecapturesTest, ::testing::Bool());
