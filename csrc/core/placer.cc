@@ -55,6 +55,7 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   KnownPlaces::Places* const alike =
       memory_.has_one_stream() ? &known_.Alike(SizeOf(length)) : nullptr;
   live.key = static_cast<uint32_t>(key);
+  if (memory_.scope() == ScopeKind::kCapture) ring_.Reclaim();
   Found found;
   try {
     found = Find(view, live, stats, again, alike);
@@ -103,8 +104,7 @@ Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& sta
       like = LikeAt(place, live.key);
     }
   }
-  const bool takes_turns = turns_since_ && memory_.has_one_stream() &&
-                           memory_.scope() == ScopeKind::kCapture && On("ring");
+  const bool takes_turns = turns_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
   if (takes_turns && (in_ring || like != nullptr)) {
     // Whole pages that are open are taken first; not when captures have come around once, and all
     // that they hold beside is in place.

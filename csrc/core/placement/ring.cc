@@ -41,6 +41,35 @@ Placement Ring::Place(FreeView& view, Granules length, bool is_first, bool takes
   return {SlotAt(start), Granules(start % page())};
 }
 
+void Ring::Reclaim() {
+  if (has_reclaimed_) return;
+  for (uint64_t at = Begin(); at < End();) {
+    const auto [fence, end] = StretchAt(at);
+    if (fence == FenceId::kOpen) {
+      memory_.bytes().ReserveTake();
+      Claim(at, end);
+    }
+    at = end;
+  }
+  has_reclaimed_ = true;
+}
+
+Ring::Stretch Ring::StretchAt(uint64_t place) const {
+  const PageId page_id = ranges_.page_at(SlotAt(place));
+  const uint64_t page_begin = place - place % page();
+  const NodeId id = space().NodeAt(page_id, Granules(place - page_begin));
+  const PageSpace::Node& node = space().node(id);
+  if (!space().IsOfWholePages(id)) return {node.fence, page_begin + node.offset + node.length};
+  const PageId end = std::min(space().end(id), ranges_.RowEnd(page_id));
+  return {node.fence, std::min(End(), page_begin + (Index(end) - Index(page_id)) * page())};
+}
+
+void Ring::Claim(uint64_t begin, uint64_t end) {
+  Site site{.slot = SlotAt(begin), .offset = static_cast<uint32_t>(begin % page())};
+  memory_.bytes().Take(site, Granules(end - begin));
+  memory_.bytes().Give(site, Granules(end - begin), FenceId::kRing);
+}
+
 // The first place, from one on, where so many granules are the ring's that follow one another; else
 // the one that goes on up to the end.
 uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
@@ -48,14 +77,9 @@ uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
   int left = kLookedAt;
   for (uint64_t at = from; at < End() && at - start < length; --left) {
     if (left == 0) return End();
-    const PageId page_id = ranges_.page_at(SlotAt(at));
-    const NodeId id = space().NodeAt(page_id, Granules(at % page()));
-    const PageSpace::Node& node = space().node(id);
-    const PageId end = std::min(space().end(id), ranges_.RowEnd(page_id));
-    const bool whole = space().IsOfWholePages(id);
-    at -= at % page();
-    at += whole ? (Index(end) - Index(page_id)) * page() : node.offset + node.length;
-    if (node.fence != FenceId::kRing) start = at;
+    const auto [fence, end] = StretchAt(at);
+    at = end;
+    if (fence != FenceId::kRing) start = at;
   }
   return start;
 }
@@ -74,11 +98,9 @@ void Ring::Grow(FreeView& view, uint64_t pages, bool takes_whole) {
     missing -= count;
   }
   AppendNewHandles(missing, MostHandlePages(ranges_.page_count() + missing, missing), plan.handles);
-  Site site{.slot = memory_.bytes().Map(plan)};
-  const Granules length = space().page_size() * pages;
-  memory_.bytes().Take(site, length);
-  memory_.bytes().Give(site, length, FenceId::kRing);
-  range_ = ranges_.range_of(site.slot);
+  const SlotId first = memory_.bytes().Map(plan);
+  range_ = ranges_.range_of(first);
+  Claim(Index(first) * page(), (Index(first) + pages) * page());
 }
 
 }  // namespace cgp

@@ -28,7 +28,13 @@ class Ring {
   // Whether what is open there is the ring's once it is freed.
   bool Holds(SlotId slot) const { return range_ && ranges_.range_of(slot) == *range_; }
 
-  void BeginCapture() { placed_ = 0; }
+  void BeginCapture() {
+    placed_ = 0;
+    has_reclaimed_ = false;
+  }
+  // Once in a capture, before it takes anything: what is open of the range is the ring's. What was
+  // freed behind a fence is so once that has opened.
+  void Reclaim();
   // There is no ring any more, but for what is free of it.
   void Forget() {
     range_.reset();
@@ -41,6 +47,14 @@ class Ring {
   Placement Place(FreeView& view, Granules length, bool is_first, bool takes_whole);
 
  private:
+  // Bytes from one place to another.
+  struct Stretch {
+    FenceId fence;
+    uint64_t end;
+  };
+
+  Stretch StretchAt(uint64_t place) const;
+  void Claim(uint64_t begin, uint64_t end);
   uint64_t Fit(uint64_t from, uint64_t length) const;
   void Grow(FreeView& view, uint64_t pages, bool takes_whole);
   const PageSpace& space() const { return memory_.bytes().space(); }
@@ -57,6 +71,7 @@ class Ring {
   uint64_t placed_ = 0;       // in this capture
   uint64_t most_placed_ = 0;  // in any
   uint64_t largest_ = 0;      // block
+  bool has_reclaimed_ = true;
 };
 
 }  // namespace cgp
