@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/reserve.h"
@@ -53,35 +54,76 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   KnownPlaces::Places& again = known_.At(key);
   KnownPlaces::Places* const alike =
       memory_.has_one_stream() ? &known_.Alike(SizeOf(length)) : nullptr;
+  live.key = static_cast<uint32_t>(key);
+  if (memory_.scope() == ScopeKind::kCapture) ring_.Reclaim();
   Found found;
   try {
-    found = Find(view, length, stats, again, alike);
+    found = Find(view, live, stats, again, alike);
   } catch (const DriverError& error) {
+    // What the ring has free is for others where nothing else is left.
+    if (IsExhausted(error) && turns_since_) {
+      memory_.DissolveRing();
+      ring_.Forget();
+      turns_since_.reset();
+      return Place(view, live, stats);
+    }
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
   }
-  live.capture = captures_;
   live.site = {.slot = found.start.slot,
                .offset = static_cast<uint32_t>(found.start.offset.count())};
   if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
     memory_.NoteGrowth(live);
   }
+  if (successor_ == 0) successor_ = ranges_.AddressOf(found.start.slot, found.start.offset);
   memory_.bytes().Take(live.site, length, found.node);
-  KnownPlaces::Add(again, found.start);
   known_.Advance(key);
+  // One place tells of the ring as well as many.
+  const auto in_ring = [&](Placement place) { return InRing(place.slot); };
+  if (in_ring(found.start)) std::erase_if(again, in_ring);
+  KnownPlaces::Add(again, found.start);
   const bool in_one_page = found.start.offset + length <= page_size();
-  if (alike && (length >= page_size() || !in_one_page)) KnownPlaces::Add(*alike, found.start);
+  if (alike && !in_ring(found.start) && (length >= page_size() || !in_one_page)) {
+    KnownPlaces::Add(*alike, found.start);
+  }
 }
 
-Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& stats,
-                           const KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
+Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
+                           KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
+  const Granules length = live.length();
+  std::optional<Placement> free;
+  const LiveBlock* like = nullptr;
+  bool in_ring = false;
   for (const Placement place : again) {
-    if (On("known-again") && WholePagesAt(view, place, length)) return {.start = place};
+    if (free && !turns_since_) break;
+    if (InRing(place.slot)) {
+      in_ring = true;
+    } else if (!free && On("known-again") && WholePagesAt(view, place, length)) {
+      free = place;
+    } else if (like == nullptr) {
+      like = LikeAt(place, live.key);
+    }
   }
-  const auto takes_turns = [&](Placement place) { return TakesTurns(place, length); };
-  if (On("apart") && std::ranges::any_of(again, takes_turns)) {
-    if (const auto place = PlaceApart(view, length)) return {.start = *place};
+  const bool takes_turns = turns_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
+  if (takes_turns && (in_ring || like != nullptr)) {
+    // Whole pages that are open are taken first; not when captures have come around once, and all
+    // that they hold beside is in place.
+    const bool takes_whole = like && like->tenure < *turns_since_;
+    try {
+      return {.start = ring_.Place(view, length, /*is_first=*/like, takes_whole)};
+    } catch (const DriverError& error) {
+      if (!IsExhausted(error)) throw;
+    }
   }
+  // Then a place that is taken is no good: what lives there will be elsewhere too.
+  if (turns_since_) {
+    std::erase_if(again, [&](Placement place) { return !WholePagesAt(view, place, length); });
+  }
+  if (like != nullptr) {
+    like_ = like->block.address;
+    successor_ = 0;
+  }
+  if (free) return {.start = *free};
   const bool small = length < page_size();
   if (alike && On("known-alike")) {
     for (const Placement place : *alike) {
@@ -94,57 +136,22 @@ Placer::Found Placer::Find(FreeView& view, Granules length, const PoolStats& sta
   return {.start = Stitch(view, length, slack)};
 }
 
-// Whether a block of that length lives there that will be dropped when this one is made. So it was
-// with the last one that an earlier capture than the last had made; of several streams it is taken
-// for granted.
-bool Placer::TakesTurns(Placement place, Granules length) {
-  const Address address = ranges_.AddressOf(place.slot, place.offset);
-  const LiveBlock* const live = blocks_.Find(address);
-  if (live == nullptr || live->length() != length) return false;
-  if (memory_.has_one_stream() && live->capture + 1 >= captures_) return false;
-  like_ = address;
-  return takes_turns_;
+// The block that lives there if it came behind the same sizes.
+const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
+  const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place.slot, place.offset));
+  return live != nullptr && live->key == key ? live : nullptr;
 }
 
+// What captures keep takes turns with its likes once one of these was dropped while what has
+// succeeded it lived on.
 void Placer::BeginScope(ScopeKind kind) {
   known_.BeginScope();
-  captures_ += kind == ScopeKind::kCapture ? 1 : 0;
-}
-
-// A block whose like of an earlier scope still lives: when that is dropped the two will go on
-// taking turns. It lies behind the others of the kind, in pages of their own, so that all else finds
-// its places free again, whichever of the two lives.
-std::optional<Placement> Placer::PlaceApart(FreeView& view, Granules length) {
-  const uint64_t any = PagesFor(length, page_size()) + 1;
-  for (const RangeId range : apart_) {
-    if (const auto place = FindInRange(view, length, range, any)) return place;
-  }
-  GrowthPlan growth;
-  uint64_t pages = PagesFor(length, page_size());
-  if (!apart_.empty()) {
-    const RangeTable::Range& range = ranges_.range(apart_.back());
-    const Granules reused = FreeAtEnd(view, apart_.back(), /*at_front=*/false);
-    growth.start = -static_cast<int64_t>(reused.count());
-    if (reused >= length) return growth.PlacementFrom(range.end(), page_size());
-    const uint64_t fewer = PagesFor(length - reused, page_size());
-    if (fewer <= range.room_back) {
-      growth.mapping.range = apart_.back();
-      pages = fewer;
-    } else {
-      growth.start = 0;
-    }
-  }
-  AppendNewHandles(pages, MostHandlePages(ranges_.page_count() + pages, pages),
-                   growth.mapping.handles);
-  try {
-    ReserveMore(apart_, 1);
-    const SlotId first = memory_.bytes().Map(growth.mapping);
-    if (!growth.mapping.range) apart_.push_back(ranges_.range_of(first));
-    return growth.PlacementFrom(first, page_size());
-  } catch (const DriverError& error) {
-    if (!IsExhausted(error)) throw;
-    return std::nullopt;
-  }
+  if (kind != ScopeKind::kCapture) return;
+  ring_.BeginCapture();
+  if (!std::exchange(dropped_, false)) return;
+  like_ = 0;
+  const LiveBlock* const successor = blocks_.Find(successor_);
+  if (successor != nullptr && !turns_since_) turns_since_ = successor->tenure;
 }
 
 Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const {

@@ -16,6 +16,7 @@
 #include "core/memory/stream_memory.h"
 #include "core/placement/known_places.h"
 #include "core/placement/placement.h"
+#include "core/placement/ring.h"
 #include "core/pool_values.h"
 
 namespace cgp {
@@ -23,17 +24,18 @@ namespace cgp {
 class Placer {
  public:
   Placer(Driver& driver, const RangeTable& ranges, StreamMemory& memory, const LiveBlocks& blocks)
-      : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks) {}
+      : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks), ring_(ranges, memory) {}
 
   void BeginScope(ScopeKind kind);
   // Slots have other numbers now.
   void Forget() {
     known_.Forget();
-    apart_.clear();
+    ring_.Forget();
   }
 
+  bool InRing(SlotId slot) const { return ring_.Holds(slot); }
   // The block that starts there is freed.
-  void Freed(Address address) { takes_turns_ |= address == like_; }
+  void Freed(Address address) { dropped_ |= address == like_ && !memory_.scope(); }
 
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
   // the view's to take, and takes them; its place is known then. pre: the view is what
@@ -46,10 +48,9 @@ class Placer {
     NodeId node = NodeId::kNone;  // that holds its first granule, where that is known
   };
 
-  Found Find(FreeView& view, Granules length, const PoolStats& stats,
-             const KnownPlaces::Places& again, const KnownPlaces::Places* alike);
-  bool TakesTurns(Placement place, Granules length);
-  std::optional<Placement> PlaceApart(FreeView& view, Granules length);
+  Found Find(FreeView& view, LiveBlock& live, const PoolStats& stats, KnownPlaces::Places& again,
+             const KnownPlaces::Places* alike);
+  const LiveBlock* LikeAt(Placement place, uint32_t key) const;
   Slack SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const;
   // Blocks of one size can take each other's places.
   uint64_t SizeOf(Granules length) const {
@@ -71,10 +72,14 @@ class Placer {
   StreamMemory& memory_;
   const LiveBlocks& blocks_;
   KnownPlaces known_;
-  Address like_ = 0;            // of the last block that was found living in the place of its like
-  bool takes_turns_ = false;    // whether one was freed since then
-  uint32_t captures_ = 0;       // that began
-  std::vector<RangeId> apart_;  // of the blocks that PlaceApart() placed
+  Ring ring_;
+  // Of the last block whose like lived when it was placed elsewhere: its like's address, and its
+  // own.
+  Address like_ = 0;
+  Address successor_ = 0;  // 0: of the block that is placed next
+  bool dropped_ = false;   // the like was, between scopes
+  // Whether what captures keep takes turns with its likes, and since which tenure.
+  std::optional<uint32_t> turns_since_;
 };
 
 }  // namespace cgp

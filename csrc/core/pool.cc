@@ -79,7 +79,7 @@ Block Pool::Free(Address address) {
   LiveBlock& live = Known(address);
   // The graph may read it: graph trees fill the inputs that died in a capture before each replay.
   if (in_capture_scope()) ranges_.Pin(live.site.slot);
-  memory_.Free(live);
+  memory_.Free(live, placer_.InRing(live.site.slot));
   unpinned_ -= live.pinned ? 0 : 1;
   const Block block = live.block;
   Unlist(block);
@@ -132,6 +132,14 @@ PoolSnapshot Pool::Snapshot() const {
     snapshot.blocks.push_back({live.block, Pieces(address)});
   });
   std::ranges::sort(snapshot.blocks, {}, [](const auto& entry) { return entry.block.address; });
+  const PageSpace& space = memory_.bytes().space();
+  for (const FenceId fence : {FenceId::kRing, FenceId::kRingLater}) {
+    space.ForEachBehind(fence, [&](NodeId id) {
+      const PageSpace::Node& node = space.node(id);
+      snapshot.ring.push_back(
+          {node.page, Granules(node.offset).bytes(), Granules(node.length).bytes()});
+    });
+  }
   for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
     const RangeTable::Range& range = ranges_.range(RangeId{r});
     PoolSnapshot::Range& entry = snapshot.ranges.emplace_back();

@@ -29,6 +29,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
         "given back since.");
   }
   memory_.Poll();  // what is over is forgotten, not handed on
+  memory_.DissolveRing();
   RestoreDelta delta;
   std::vector<std::pair<Address, FenceId>> dropped;
   std::vector<bool> lives_on(checkpoint.blocks.size());

@@ -26,6 +26,7 @@ uint64_t Pool::spare_bytes() const {
 
 void Pool::PrepareGiveBack() {
   CGP_CHECK(!in_scope());
+  memory_.DissolveRing();
   next_identity_ = std::make_shared<const char>();
   memory_.ReserveOpening();
   shrinking_ = memory_.bytes().PrepareShrink(SlotsInUse());
@@ -44,6 +45,7 @@ void Pool::GiveBack() {
 
 void Pool::UnmapStale() {
   CGP_CHECK(memory_.scope() == ScopeKind::kEager);
+  memory_.DissolveRing();
   std::vector<bool> keep = SlotsInUse();
   uint64_t mapped = 0;
   for (PageId page{0}; Index(page) < ranges_.page_count(); ++page) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 
 #include "core/pool.h"
 #include "testing/host_driver.h"
@@ -61,6 +62,49 @@ TEST_P(PoolRecapturesTest, MapNothingFromTheFourthRoundOn) {
     EXPECT_EQ(stats.page_mappings, third.page_mappings) << "in round " << round;
     EXPECT_EQ(stats.pages, third.pages) << "in round " << round;
   }
+  // All outputs once, 54 pages, the largest scratch, and what the ring has beside: the largest
+  // output and a block.
+  EXPECT_LE(third.pages, 54 + 28 + 3 * 10);
+}
+
+// Captures that are alike find each other's outputs alive in every round, and yet nothing takes turns.
+TEST(PoolAlikeTest, WhatIsDroppedAllAtOnceHasNoRing) {
+  HostDriver driver({.map_memory = false});
+  Pool pool(driver, {});
+  std::array<Address, 8> kept{};
+  for (int round = 1; round <= kRounds; ++round) {
+    for (Address& output : kept) {
+      if (output != 0) pool.Free(output);
+    }
+    for (Address& output : kept) {
+      pool.BeginScope(ScopeKind::kCapture);
+      output = pool.Allocate(3 * kPage, StreamId{1}).address;
+      pool.EndScope();
+      pool.Check();
+    }
+    EXPECT_EQ(pool.Stats().pages, 3 * kept.size());
+    EXPECT_TRUE(pool.Snapshot().ring.empty());
+  }
+}
+
+TEST(PoolAlikeTest, WhatTheRingHasIsForOthersWhereMemoryRunsOut) {
+  HostDriver driver({.physical_limit_bytes = 12 * kPage, .map_memory = false});
+  Pool pool(driver, {});
+  const auto capture = [&pool](uint64_t pages) {
+    pool.BeginScope(ScopeKind::kCapture);
+    const Address output = pool.Allocate(pages * kPage, StreamId{1}).address;
+    pool.EndScope();
+    pool.Check();
+    return output;
+  };
+  Address kept = capture(2);
+  for (int round = 0; round < 3; ++round) {
+    const Address output = capture(2);
+    pool.Free(std::exchange(kept, output));
+  }
+  EXPECT_FALSE(pool.Snapshot().ring.empty());
+  EXPECT_NO_THROW(capture(10));
+  EXPECT_TRUE(pool.Snapshot().ring.empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(AllAtOnceAndOneByOne, PoolRecapturesTest, ::testing::Bool());

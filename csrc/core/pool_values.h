@@ -168,6 +168,9 @@ struct PoolSnapshot {
   PoolStats stats;
   std::vector<LiveBlock> blocks;  // in the order of addresses
   std::vector<Range> ranges;
+  // Free for blocks that take turns alone (ring.h), at the latest when the capture ends. A piece may
+  // go on through the pages that follow.
+  std::vector<PhysicalPiece> ring;
 };
 
 // What lived in a pool at one moment, so that it can live there again.

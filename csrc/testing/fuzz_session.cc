@@ -34,6 +34,12 @@ std::string ComplaintOf(const Judging& judge) {
   }
 }
 
+uint64_t BytesOf(const std::vector<PhysicalPiece>& pieces) {
+  uint64_t bytes = 0;
+  for (const PhysicalPiece& piece : pieces) bytes += piece.length_bytes;
+  return bytes;
+}
+
 }  // namespace
 
 FuzzSession::FuzzSession(const FuzzSetup& setup, World* shared, uint64_t number)
@@ -203,7 +209,7 @@ void FuzzSession::Begin(PoolId id, ScopeKind kind, bool capturing) {
       !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind, capturing); },
       [&] {
         asked_.insert(id);
-        sizes_.erase(id);
+        asked_for_[id].sizes = asked_for_[id].bytes = 0;
         model_.BeginScope(id, kind, may_mark);
         watch_.set_capturing(model_.AnyCaptureOpen());
         if (kind == ScopeKind::kCapture) BeginCapture(id);
@@ -246,15 +252,19 @@ void FuzzSession::Allocate(const Step& step) {
     model_.See(id, stream);
   }
   PoolModel::Need need;
+  PoolModel::Need beside_ring;
+  const Ring ring = allowed ? set_.Snapshot(id).ring : Ring();
   if (allowed) {
-    need = model_.NeedOf(id, step.amount, stream);
+    need = beside_ring = model_.NeedOf(id, step.amount, stream);
+    if (!ring.empty()) beside_ring = model_.NeedOf(id, step.amount, stream, ring);
     // The model knows no handles: a whole page in one of several can be mapped only with the
     // others. Where there is such a handle, the block may take as many pages as in an empty pool.
     if (host_.usage().physical_bytes != host_.usage().handles * setup_.page_bytes) {
-      need.ideal = (step.amount - 1) / setup_.page_bytes + 1;
-      need.whole_pages = 0;
+      need.ideal = beside_ring.ideal = (step.amount - 1) / setup_.page_bytes + 1;
+      need.whole_pages = beside_ring.whole_pages = 0;
     }
   }
+  const uint64_t most_new = std::max(need.most_new(), beside_ring.most_new());
   const uint64_t pages_left =
       (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   const bool may_run_out = allowed && need.least_new() > pages_left;
@@ -266,8 +276,7 @@ void FuzzSession::Allocate(const Step& step) {
   // Where memory runs out as it is, be it for pages beyond need, it is an undo that would be made
   // to fail. A call that unmaps what is stale has done so also where it fails, so that it is not
   // failed in each way.
-  std::optional<FaultKind> kind =
-      need.most_new() > pages_left ? FaultKind::kAllocation : SomeFault();
+  std::optional<FaultKind> kind = most_new > pages_left ? FaultKind::kAllocation : SomeFault();
   if (unmaps) kind.reset();
   Result result = Call([&] { block = set_.Allocate(id, step.amount, stream, in); }, kind);
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
@@ -278,13 +287,14 @@ void FuzzSession::Allocate(const Step& step) {
     // Mappings that an eager scope could not unmap are unmapped later.
     const bool given_up = (need.apart || need.beyond > 0) && fault_.status != DriverStatus::kFailed;
     if (given_up || unmaps) result.fault_fired = false;
-    if (allowed) Placed(step, block, need);
+    if (allowed) Placed(step, block, need, most_new, ring);
   }
   // An eager scope unmaps what is stale first, whether or not there is a place for the block then.
   return JudgeFailure(result, allowed, unmaps ? world_.TakeBooks() : before);
 }
 
-void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::Need& need) {
+void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::Need& need,
+                         uint64_t most_new, const Ring& ring_before) {
   const PoolId id = IdOf(step.pool);
   const StreamId stream = StreamOf(step.stream, id);
   const uint64_t rounded = Granules::FromBytesRoundedUp(step.amount).bytes();
@@ -301,12 +311,26 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   JudgePieces(id, block, pieces);
   const uint64_t new_pages = pages - pages_before;
   if (new_pages > 0 && rounded < setup_.page_bytes) ++growths_judged_;
-  uint64_t& sizes = sizes_[id];
-  sizes = (sizes + rounded) * 0x9E3779B97F4A7C15;
-  const bool comes_again = !known_sizes_.emplace(id, sizes).second;
-  // What comes again while its like lives may have pages of its own.
-  const uint64_t own = (rounded + setup_.page_bytes - 1) / setup_.page_bytes;
-  const uint64_t most_new = std::max(need.most_new(), comes_again ? own : 0);
+  Asked& asked = asked_for_[id];
+  asked.sizes = (asked.sizes + rounded) * 0x9E3779B97F4A7C15;
+  asked.bytes += rounded;
+  asked.most_bytes = std::max(asked.most_bytes, asked.bytes);
+  asked.largest = std::max(asked.largest, rounded);
+  const bool comes_again = !known_sizes_.emplace(id, asked.sizes).second;
+  // What comes again while its like lives may lie in the ring, which grows then: to have room for
+  // what one scope asks for, and for a block.
+  const Ring ring = set_.Snapshot(id).ring;
+  // One that a range has no more room for is no more, and another one begins.
+  const bool goes_on = std::ranges::any_of(ring_before, [&](const PhysicalPiece& before) {
+    return std::ranges::any_of(ring, [&](const auto& now) { return now.page == before.page; });
+  });
+  const uint64_t before = goes_on ? BytesOf(ring_before) : 0;
+  const uint64_t grown = BytesOf(ring) + rounded;
+  if (comes_again && grown > before) {
+    const uint64_t wanted = rounded + asked.most_bytes + asked.largest;
+    const uint64_t own = (wanted + setup_.page_bytes - 1) / setup_.page_bytes;
+    most_new = std::max(most_new, std::min(own, (grown - before) / setup_.page_bytes));
+  }
   if (new_pages > most_new && !remained_.contains(id)) {
     Complain("asked the driver for ", new_pages, " pages where ", most_new, " do");
   }

@@ -118,7 +118,10 @@ class FuzzSession {
   void End(PoolId id);
   void Replay(PoolId id, StreamId stream);
   void Allocate(const Step& step);
-  void Placed(const Step& step, const Block& block, const PoolModel::Need& need);
+  using Ring = std::vector<PhysicalPiece>;  // PoolSnapshot::ring
+  // `most_new`: pages, but for what the pool's ring comes to have, which had this before.
+  void Placed(const Step& step, const Block& block, const PoolModel::Need& need, uint64_t most_new,
+              const Ring& ring_before);
   void Free(uint64_t label);
   void FreeInside(uint64_t label);
   void RefusesAddress(Address address);
@@ -210,9 +213,16 @@ class FuzzSession {
   CaptureDag dag_{host_.graphs()};
   PoolModel model_;
 
-  std::set<PoolId> asked_;            // whose scope has begun since work went on
-  std::map<PoolId, uint64_t> sizes_;  // what was asked for in its scope so far, in one number
-  std::set<std::pair<PoolId, uint64_t>> known_sizes_;  // and in any so far
+  std::set<PoolId> asked_;  // whose scope has begun since work went on
+  // What was asked for in its scope so far, in one number and in bytes.
+  struct Asked {
+    uint64_t sizes = 0;
+    uint64_t bytes = 0;
+    uint64_t most_bytes = 0;  // in any scope
+    uint64_t largest = 0;     // block
+  };
+  std::map<PoolId, Asked> asked_for_;
+  std::set<std::pair<PoolId, uint64_t>> known_sizes_;  // in any scope
   // Under way, by the pool whose scope is open; the first is that which streams join.
   std::map<PoolId, std::vector<CaptureId>> captures_;
   std::unordered_map<uint64_t, Address> addresses_;  // of every label that was ever allocated

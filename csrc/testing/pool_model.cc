@@ -120,12 +120,22 @@ PoolModel::PageRuns PoolModel::Runs(const ModelPool& pool, const std::vector<Gra
   return runs;
 }
 
-PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream) const {
+PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream,
+                                  const std::vector<PhysicalPiece>& kept) const {
   const ModelPool& pool = pools_.at(id);
   const uint64_t granules = Granules::FromBytesRoundedUp(bytes).count();
   uint64_t whole_pages = 0;
   std::vector<PageRuns> parts;  // of the pages in part use
-  for (const auto& [number, page] : pool.pages) {
+  auto pages = pool.pages;
+  for (const PhysicalPiece& piece : kept) {
+    const uint64_t first =
+        Index(piece.page) * granules_per_page_ + piece.offset_bytes / kGranuleBytes;
+    for (uint64_t i = first; i < first + piece.length_bytes / kGranuleBytes; ++i) {
+      const auto page = static_cast<uint32_t>(i / granules_per_page_);
+      pages.at(page)[i % granules_per_page_].label = ~uint64_t{0};
+    }
+  }
+  for (const auto& [number, page] : pages) {
     const PageRuns runs = Runs(pool, page, stream);
     if (runs.longest == granules_per_page_) {
       ++whole_pages;

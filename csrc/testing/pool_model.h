@@ -103,7 +103,10 @@ class PoolModel {
     // No more, but for a block that comes again while its like lives.
     uint64_t most_new() const { return least_new() > 0 ? least_new() + beyond : 0; }
   };
-  Need NeedOf(PoolId id, uint64_t bytes, StreamId stream) const;
+  // `kept`: what the pool keeps for blocks that take turns, which others get only where nothing
+  // else is left.
+  Need NeedOf(PoolId id, uint64_t bytes, StreamId stream,
+              const std::vector<PhysicalPiece>& kept = {}) const;
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist
   // yet.
   uint64_t WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces, StreamId stream) const;

@@ -47,7 +47,7 @@ class SharedEvent {
 
 class FenceTable {
  public:
-  explicit FenceTable(Driver& driver) : driver_(driver), fences_(1) {}
+  explicit FenceTable(Driver& driver) : driver_(driver), fences_(3) {}
   FenceTable(const FenceTable&) = delete;
   FenceTable& operator=(const FenceTable&) = delete;
 
@@ -57,6 +57,8 @@ class FenceTable {
   // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
   // that. Does not throw.
   void Renew(FenceId id);
+  // Whether the fence opens when the scope ends.
+  bool OpensAtEnd(FenceId id) const { return fences_[Index(id)].state == State::kScope; }
 
   // A held fence: with `eager` one that opens by a mark, else at the end of the scope.
   FenceId Held(bool eager) { return FindOrAdd(std::nullopt, eager); }
@@ -104,7 +106,7 @@ class FenceTable {
   FenceId Add(Fence fence);  // with room for it in listed_
 
   Driver& driver_;
-  std::vector<Fence> fences_;  // by FenceId; the first, kOpen, is never used
+  std::vector<Fence> fences_;  // by FenceId; the first, kOpen and the ring's, are never used
   // Of the fences in use those that are no proof fences: a capture may have very many of these.
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;  // this and the others have room for fences_

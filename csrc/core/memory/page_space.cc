@@ -70,11 +70,11 @@ NodeId PageSpace::Give(NodeId used, FenceId fence) {
   return Join(used);
 }
 
-void PageSpace::OpenFence(FenceId fence) {
+void PageSpace::OpenFence(FenceId fence, FenceId now) {
   if (Index(fence) >= behind_.size()) return;
   while (behind_[Index(fence)] != NodeId::kNone) {
     const NodeId id = behind_[Index(fence)];
-    SetFence(id, FenceId::kOpen);
+    SetFence(id, now);
     Join(id);
   }
 }

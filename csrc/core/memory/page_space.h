@@ -29,8 +29,14 @@
 namespace cgp {
 
 // What must have happened before free bytes may be taken; fences.h keeps what each number means.
-// kOpen: nothing. kUsed: they are not free.
-enum class FenceId : uint32_t { kOpen = 0, kUsed = std::numeric_limits<uint32_t>::max() };
+// kOpen: nothing. kRing: they are for blocks that take turns alone (ring.h); kRingLater: they will
+// be when the capture ends. kUsed: they are not free.
+enum class FenceId : uint32_t {
+  kOpen = 0,
+  kRing = 1,
+  kRingLater = 2,
+  kUsed = std::numeric_limits<uint32_t>::max()
+};
 
 enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
 
@@ -124,9 +130,9 @@ class PageSpace {
   // now holds it. pre: ReserveFence(fence).
   NodeId Give(NodeId used, FenceId fence);
 
-  // What is behind the fence is behind none, joining neighbours. Of nodes that become one the first
-  // survives. O(nodes behind it). pre: not kOpen.
-  void OpenFence(FenceId fence);
+  // What is behind the fence is behind `now`, joining neighbours. Of nodes that become one the first
+  // survives. O(nodes behind it). pre: not kOpen; ReserveFence(now).
+  void OpenFence(FenceId fence, FenceId now = FenceId::kOpen);
 
   // Puts what is free of the pages before `end` behind the fence, joining neighbours as OpenFence()
   // does. pre: ReserveFence(fence), and ReservePages(0).
@@ -173,8 +179,8 @@ class PageSpace {
   std::vector<Page> pages_;  // of those in begins_
   IndexSet begins_;
   std::vector<Node> nodes_;
-  std::vector<NodeId> spare_nodes_;            // its capacity is that of nodes_ at least
-  std::vector<NodeId> behind_{NodeId::kNone};  // by fence: the first of the list
+  std::vector<NodeId> spare_nodes_;               // its capacity is that of nodes_ at least
+  std::vector<NodeId> behind_{3, NodeId::kNone};  // by fence: the first of the list
 };
 
 }  // namespace cgp

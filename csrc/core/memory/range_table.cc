@@ -88,7 +88,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
       ReserveMore(pages_[Index(page)].slots, 1);
     }
   }
-  const RangeId id = plan.range ? *plan.range : ReserveRange(count, undo);
+  const RangeId id = plan.range ? *plan.range : ReserveRange(plan, undo);
   Range& range = ranges_[Index(id)];
   CGP_CHECK(count <= (plan.at_front ? range.room_front : range.room_back));
   undo.extended = plan.range ? &range : nullptr;
@@ -150,22 +150,25 @@ void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
 
 uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kSlotGroup) / 2; }
 
-uint32_t RangeTable::CapacityFor(uint32_t pages) const {
+uint32_t RangeTable::CapacityFor(const MappingPlan& plan) const {
   // Addresses are nearly free, so a range gets room to double, at either end.
+  const uint32_t pages = PagesOf(plan);
   const uint32_t front = RoomInFront(pages);
-  const uint32_t wanted = front + pages + (ranges_.empty() ? std::max(front, kRoomOfFirst) : front);
+  const uint32_t room = std::max(plan.room, ranges_.empty() ? kRoomOfFirst : 0);
+  const uint32_t wanted = front + pages + std::max(front, room);
   return (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
 }
 
 uint32_t RangeTable::MostSlotsAfter(const MappingPlan& plan) const {
-  return slot_limit() + (plan.range ? 0 : CapacityFor(PagesOf(plan)));
+  return slot_limit() + (plan.range ? 0 : CapacityFor(plan));
 }
 
-RangeId RangeTable::ReserveRange(uint32_t pages, Undo& undo) {
+RangeId RangeTable::ReserveRange(const MappingPlan& plan, Undo& undo) {
   Range range;
-  range.capacity = CapacityFor(pages);
+  range.capacity = CapacityFor(plan);
+  range.apart = plan.room > 0;
   range.first = SlotId{slot_limit()};
-  range.mapped_begin = range.mapped_end = RoomInFront(pages);
+  range.mapped_begin = range.mapped_end = RoomInFront(PagesOf(plan));
   range.room_front = range.mapped_begin;
   range.room_back = range.capacity - range.mapped_end;
   CGP_CHECK(uint64_t{slot_limit()} + range.capacity <
@@ -218,7 +221,8 @@ void RangeTable::NoteRow(uint32_t page) { row_begins_.SetRange(page, page + 1, B
 std::optional<RangeId> RangeTable::NewestWithRoom(uint32_t pages) const {
   if (page_count() == 0) return std::nullopt;
   const RangeId newest = range_of(slots_of(PageId{page_count() - 1}).front());
-  return range(newest).room_back >= pages ? std::optional(newest) : std::nullopt;
+  const bool has_room = range(newest).room_back >= pages && !range(newest).apart;
+  return has_room ? std::optional(newest) : std::nullopt;
 }
 
 bool RangeTable::Shows(RangeId range, PageId page) const {

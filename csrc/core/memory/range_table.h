@@ -53,7 +53,10 @@ struct MappingPlan {
   static constexpr uint32_t NewPages(PageId handle) { return ~uint32_t{0} - Index(handle) + 1; }
 
   std::optional<RangeId> range;  // none: a new range
-  bool at_front = false;         // before the range's first page rather than behind its last
+  // A new range has room for so many more pages behind, at least, which NewestWithRoom() leaves to
+  // who asked for it.
+  uint32_t room = 0;
+  bool at_front = false;  // before the range's first page rather than behind its last
   // In the order of addresses: existing handles, each named by its first page and not yet in the
   // range, and new ones.
   std::vector<PageId> handles;
@@ -82,6 +85,7 @@ class RangeTable {
     uint32_t room_back = 0;
     uint32_t reservation = 0;
     bool pinned = false;  // a captured graph or a checkpoint may come back to its addresses
+    bool apart = false;   // see MappingPlan::room
 
     uint32_t mapped() const { return mapped_end - mapped_begin; }
     SlotId begin() const { return first + mapped_begin; }
@@ -170,7 +174,7 @@ class RangeTable {
   // The slots that show the page, in order, which is that of the age of their ranges; never empty.
   const std::vector<SlotId>& slots_of(PageId page) const { return pages_[Index(page)].slots; }
   bool Shows(RangeId range, PageId page) const;
-  // The range of the newest page, if so many more have room behind it.
+  // The range of the newest page, if so many more have room behind it and it is nobody's.
   std::optional<RangeId> NewestWithRoom(uint32_t pages) const;
   // Pages from `page` to the one before this stand side by side wherever one of them stands.
   PageId RowEnd(PageId page) const {
@@ -232,9 +236,9 @@ class RangeTable {
   bool BeginsRow(uint32_t page) const;
   void NoteRow(uint32_t page);
   static uint32_t RoomInFront(uint32_t pages);
-  uint32_t CapacityFor(uint32_t pages) const;  // of a new range
+  uint32_t CapacityFor(const MappingPlan& plan) const;  // of a new range
   void CreateHandle(uint32_t pages, Undo& undo);
-  RangeId ReserveRange(uint32_t pages, Undo& undo);
+  RangeId ReserveRange(const MappingPlan& plan, Undo& undo);
 
   Driver& driver_;
   const uint64_t page_bytes_;

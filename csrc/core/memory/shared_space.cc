@@ -200,9 +200,11 @@ void SharedSpace::SetPasses(FreeView& view, std::span<const FenceId> fences, boo
   });
 }
 
-void SharedSpace::Open(std::span<const FenceId> opened) {
-  for (const auto& view : views_) SetPasses(*view, opened, true);
-  for (const FenceId fence : opened) space_.OpenFence(fence);
+void SharedSpace::Open(std::span<const FenceId> opened, FenceId now) {
+  for (const auto& view : views_) {
+    if (view->Passes(now)) SetPasses(*view, opened, true);
+  }
+  for (const FenceId fence : opened) space_.OpenFence(fence, now);
   for (const auto& view : views_) {
     for (const FenceId fence : opened) view->SetPasses(fence, false);
   }

@@ -107,9 +107,9 @@ class SharedSpace {
   void ReserveOpening(std::size_t fence_limit);
   // Whether one view passes these fences from now on. O(nodes behind them). pre: ReserveOpening().
   void SetPasses(FreeView& view, std::span<const FenceId> fences, bool passes);
-  // What is behind these fences is everyone's from now on. O(nodes behind them). pre:
-  // ReserveOpening().
-  void Open(std::span<const FenceId> opened);
+  // What is behind these fences is everyone's from now on, or behind `now`. O(nodes behind them).
+  // pre: ReserveOpening(), ReserveFence(now).
+  void Open(std::span<const FenceId> opened, FenceId now = FenceId::kOpen);
   // What is free of the pages before `end` is behind this one. pre: ReserveFence(), ReserveTake().
   void Hold(PageId end, FenceId fence);
 

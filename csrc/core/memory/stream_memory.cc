@@ -1,12 +1,19 @@
 #include "core/memory/stream_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/reserve.h"
 
 namespace cgp {
+namespace {
+
+constexpr std::array kInRing{FenceId::kRing};
+constexpr std::array kLaterInRing{FenceId::kRingLater};
+
+}  // namespace
 
 void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   CGP_CHECK(!scope_);
@@ -35,6 +42,8 @@ void StreamMemory::EndScope(bool may_ask_device) {
   fences_.EndScope();
   if (captured && bytes_.stream_count() > 0) bytes_.DropSpareViews();
   OpenFences();
+  bytes_.Open(kLaterInRing, FenceId::kRing);
+  later_in_ring_ = FenceId::kOpen;
   bytes_.RemoveStreams();
   tenures_.clear();
   if (captured) {
@@ -151,6 +160,22 @@ void StreamMemory::OpenAll() {
   several_streams_ = false;
 }
 
+// The fence of bytes of the ring that would be behind this one.
+FenceId StreamMemory::InRing(FenceId fence) {
+  if (fence == FenceId::kOpen) return FenceId::kRing;
+  const bool is_known = later_in_ring_ == FenceId::kOpen || later_in_ring_ == fence;
+  if (!is_known || !fences_.OpensAtEnd(fence)) return fence;
+  later_in_ring_ = fence;
+  return FenceId::kRingLater;
+}
+
+void StreamMemory::DissolveRing() {
+  ReserveOpening();
+  bytes_.ReserveFence(later_in_ring_);
+  bytes_.Open(kInRing);
+  bytes_.Open(kLaterInRing, later_in_ring_);
+}
+
 // Live blocks are not behind what is marked as opened any more.
 void StreamMemory::ForgetOpened() {
   if (!some_are_behind_) return;
@@ -249,9 +274,9 @@ CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
   return frontier_.capture;
 }
 
-void StreamMemory::Free(LiveBlock& live) {
+void StreamMemory::Free(LiveBlock& live, bool of_ring) {
   if (const std::optional<FenceId> fence = ChooseFence(live, !InOthersCapture())) {
-    Give(live, *fence);
+    Give(live, of_ring ? InRing(*fence) : *fence);
   } else {
     ReserveMore(freed_, 1);
     freed_.push_back(std::move(live));

@@ -53,7 +53,7 @@ struct alignas(64) LiveBlock {
   Site site;
   // Names the stream that allocated it, in the scope in which it did (StreamMemory); 0: none.
   uint32_t tenure = 0;
-  uint32_t capture = 0;  // how many had begun when it was allocated
+  uint32_t key = 0;  // what had led to it (KnownPlaces), a part of that
   // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
   // outside of captures.
   bool eager = false;
@@ -118,8 +118,9 @@ class StreamMemory {
     fences_.Renew(fence);
     bytes_.Give(live.site, live.length(), fence);
   }
-  // Frees the block, which may be moved from, but for `block`.
-  void Free(LiveBlock& live);
+  // Frees the block, which may be moved from, but for `block`. `of_ring`: what is open then is the
+  // ring's.
+  void Free(LiveBlock& live, bool of_ring);
   void RecordUse(LiveBlock& live, StreamId stream);
   // The block, which is being placed, takes pages that nobody had in this capture.
   void NoteGrowth(const LiveBlock& live) {
@@ -140,6 +141,8 @@ class StreamMemory {
   // ReserveOpening(). pre: no scope is open.
   void ReserveOpening() { bytes_.ReserveOpening(fences_.limit()); }
   void OpenAll();
+  // What is free of the ring is everyone's. Throws with nothing changed.
+  void DissolveRing();
 
   void Check() const;
 
@@ -160,6 +163,7 @@ class StreamMemory {
 
   // `may_ask`: no other thread may be ending the capture, so that the driver can be asked.
   std::optional<FenceId> ChooseFence(const LiveBlock& live, bool may_ask);
+  FenceId InRing(FenceId fence);
   bool StaysInCapture(const LiveBlock& live) const;
   bool IsKnownToCapture(StreamId stream) const;
   CaptureId CaptureOfUse(StreamId stream);
@@ -216,6 +220,8 @@ class StreamMemory {
   // is part of the capture, so it asks for them.
   std::vector<LiveBlock> freed_;
   bool expects_several_streams_ = false;
+  // What is behind kRingLater would be behind this fence but for the ring; kOpen: nothing is.
+  FenceId later_in_ring_ = FenceId::kOpen;
   // Kept for their memory.
   Frontier frontier_;
   std::vector<GraphNode> nodes_;

@@ -139,13 +139,6 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
   return best ? std::optional(best->At(page)) : std::nullopt;
 }
 
-std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId range,
-                                     uint64_t most_whole) {
-  const bool in_edge = length < view.page_size();
-  const auto best = ChooseInRange(view, length.count(), range, most_whole, in_edge, {});
-  return best ? std::optional(best->At(view.page_size().count())) : std::nullopt;
-}
-
 Granules FreeAtEnd(FreeView& view, RangeId id, bool at_front) {
   const RangeTable& ranges = view.ranges();
   const RangeTable::Range& range = ranges.range(id);

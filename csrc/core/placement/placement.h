@@ -40,10 +40,6 @@ using TakersOf = std::function<uint32_t(PageId)>;
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers = {});
 
-// The same in one range, of at most so many whole pages.
-std::optional<Placement> FindInRange(FreeView& view, Granules length, RangeId range,
-                                     uint64_t most_whole);
-
 // What the stream may take at an end of a range.
 Granules FreeAtEnd(FreeView& view, RangeId range, bool at_front);
 

@@ -1,0 +1,160 @@
+#include "core/placement/ring.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "testing/host_driver.h"
+
+namespace cgp {
+namespace {
+
+constexpr Granules kPageSize{8};
+constexpr uint64_t kPages = 5000;  // that the driver has
+
+class RingTest : public ::testing::Test {
+ protected:
+  using Extents = std::vector<std::pair<uint64_t, uint64_t>>;
+
+  // A block of so many granules; returns where it lies.
+  uint64_t Place(uint64_t length, bool is_first = false, bool takes_whole = false) {
+    LiveBlock live;
+    live.block = {.bytes = length * kGranuleBytes, .stream = StreamId{1}};
+    if (!memory_.scope()) memory_.BeginScope(ScopeKind::kCapture, true);
+    FreeView& view = memory_.BeginTake(live, {});
+    const Placement place = ring_.Place(view, Granules(length), is_first, takes_whole);
+    live.site = {.slot = place.slot, .offset = static_cast<uint32_t>(place.offset.count())};
+    EXPECT_TRUE(ring_.Holds(place.slot));
+    memory_.bytes().Take(live.site, live.length());
+    live.block.address = ranges_.AddressOf(place.slot, place.offset);
+    const uint64_t at = At(place.slot, place.offset.count());
+    blocks_.ReserveOne();
+    blocks_.Insert(live.block.address, std::move(live));
+    memory_.Check();
+    return at;
+  }
+  void Free(uint64_t at) {
+    const RangeTable::Range& range = ranges_.range(RangeId{0});
+    const uint32_t slot = Index(range.begin()) + static_cast<uint32_t>(at / kPageSize.count());
+    const Address address = ranges_.AddressOf(SlotId{slot}, Granules(at % kPageSize.count()));
+    memory_.Free(*blocks_.Find(address), ring_.Holds(SlotId{slot}));
+    blocks_.Erase(address);
+    memory_.Check();
+  }
+  void EndCapture() {
+    memory_.EndScope(true);
+    memory_.Check();
+  }
+  // What is free of the ring, page by page.
+  Extents FreeOfRing() const {
+    Extents free;
+    space().ForEachBehind(FenceId::kRing, [&](NodeId id) {
+      const PageSpace::Node& node = space().node(id);
+      const uint64_t begin = At(ranges_.slots_of(node.page).front(), node.offset);
+      free.emplace_back(begin, begin + node.length);
+    });
+    std::ranges::sort(free);
+    return free;
+  }
+  uint64_t At(SlotId slot, uint64_t offset) const {
+    const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
+    return (Index(slot) - first) * kPageSize.count() + offset;
+  }
+  const PageSpace& space() const { return memory_.bytes().space(); }
+
+  HostDriver driver_{{.granularity = kPageSize.bytes(),
+                      .physical_limit_bytes = kPages * kPageSize.bytes(),
+                      .map_memory = false}};
+  RangeTable ranges_{driver_, kPageSize};
+  LiveBlocks blocks_;
+  StreamMemory memory_{driver_, kPageSize, ranges_, blocks_};
+  Ring ring_{ranges_, memory_};
+};
+
+TEST_F(RingTest, TheFirstOfItsKindBringsRoomForOneCaptureTwice) {
+  EXPECT_FALSE(ring_.Holds(SlotId{0}));
+  EXPECT_EQ(Place(12, /*is_first=*/true), 0U);
+  // 12, with 12 of the capture and a block beside.
+  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}, {16, 40}}));
+}
+
+TEST_F(RingTest, BlocksGoBehindOneAnotherAndAround) {
+  Place(12, /*is_first=*/true);
+  EXPECT_EQ(Place(12), 12U);
+  EXPECT_EQ(Place(12), 24U);
+  EndCapture();
+  Free(0);
+  EXPECT_EQ(FreeOfRing(), Extents({{0, 8}, {8, 12}, {36, 40}}));
+  EXPECT_EQ(Place(12), 0U) << "there is no room behind the last one";
+  EXPECT_EQ(Place(4), 36U);
+  EXPECT_EQ(space().page_count(), 5U);
+}
+
+TEST_F(RingTest, WhatIsFreedInACaptureIsTheRingsWhenThatEnds) {
+  Place(12, /*is_first=*/true);
+  Place(28);
+  Free(12);
+  EXPECT_EQ(FreeOfRing(), Extents());
+  EXPECT_EQ(space().free(), Granules(28));
+  EndCapture();
+  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}, {16, 40}}));
+}
+
+TEST_F(RingTest, WhatEagerWorkUsedIsNotTheRings) {
+  Place(12, /*is_first=*/true);
+  EndCapture();
+  blocks_.ForEach([](Address, LiveBlock& live) { live.eager = true; });
+  Free(0);
+  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}, {16, 40}}));
+}
+
+TEST_F(RingTest, NoStreamTakesWhatTheRingHas) {
+  Place(12, /*is_first=*/true);
+  LiveBlock live;
+  live.block.stream = StreamId{1};
+  EXPECT_EQ(memory_.BeginTake(live, {}).whole_page_count(), 0U);
+  memory_.DissolveRing();
+  memory_.Check();
+  EXPECT_EQ(FreeOfRing(), Extents());
+  EXPECT_EQ(memory_.BeginTake(live, {}).whole_page_count(), 3U);
+}
+
+TEST_F(RingTest, WhatDoesNotFitMakesTheEndLonger) {
+  Place(12, /*is_first=*/true);
+  EXPECT_EQ(Place(40), 12U);
+  EXPECT_EQ(space().page_count(), 7U);
+  EXPECT_EQ(FreeOfRing(), Extents({{52, 56}}));
+}
+
+TEST_F(RingTest, PagesThatAreOpenAsAWholeComeBeforeNewOnes) {
+  memory_.bytes().Map({.range = {}, .handles = std::vector(2, MappingPlan::kNewPage)});
+  Place(12);
+  EXPECT_EQ(space().page_count(), 4U);
+  Place(12, /*is_first=*/false, /*takes_whole=*/true);
+  EXPECT_EQ(space().page_count(), 4U);
+}
+
+TEST_F(RingTest, AFullRangeMakesWayForAnother) {
+  Place(8);
+  const uint32_t room = ranges_.range(RangeId{0}).room_back;
+  const uint64_t at = Place((uint64_t{room} + 1) * kPageSize.count());
+  EXPECT_EQ(at, At(ranges_.range(RangeId{1}).begin(), 0));
+  EndCapture();
+  Free(0);
+  EXPECT_EQ(FreeOfRing(), Extents()) << "it is no ring's any more";
+}
+
+TEST_F(RingTest, AFailureChangesNothing) {
+  Place(12, /*is_first=*/true);
+  const Extents before = FreeOfRing();
+  memory_.bytes().Map({.range = {}, .handles = std::vector(kPages - 100, MappingPlan::kNewPage)});
+  EXPECT_THROW(Place(kPageSize.count() * 200), DriverError);
+  EXPECT_EQ(FreeOfRing(), before);
+  EXPECT_EQ(Place(12), 12U);
+}
+
+}  // namespace
+}  // namespace cgp
