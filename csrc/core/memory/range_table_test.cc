@@ -326,6 +326,15 @@ TEST_F(RangeTableTest, ADriverThatFailsForGoodLeavesTheTableAsItWas) {
   EXPECT_NO_THROW(table.Check());
 }
 
+// Room that was asked for is that one's alone; what a range has anyway is anybody's.
+TEST_F(RangeTableTest, RoomThatWasAskedForIsLeftToWhoAsked) {
+  table().Map(InNewRange({kNew}));
+  EXPECT_EQ(table().NewestWithRoom(1), RangeId{0});
+  table().Map({.range = {}, .room = 1000, .handles = {kNew}});
+  EXPECT_GE(table().range(RangeId{1}).room_back, 1000u);
+  EXPECT_EQ(table().NewestWithRoom(1), std::nullopt);
+}
+
 TEST_F(RangeTableTest, TheDestructorGoesOnAfterAFailure) {
   for (uint64_t n = 1; n <= 7; ++n) {
     HostDriver host({.granularity = kPageBytes, .map_memory = false});
