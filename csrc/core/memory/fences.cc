@@ -76,7 +76,7 @@ void FenceTable::OpenAll() {
   }
 }
 
-bool FenceTable::empty() const { return fences_.size() == 3 + unused_.size(); }
+bool FenceTable::empty() const { return fences_.size() == kNamedFences + unused_.size(); }
 
 const std::vector<FenceId>& FenceTable::Opened() {
   opened_.clear();

@@ -47,7 +47,7 @@ class SharedEvent {
 
 class FenceTable {
  public:
-  explicit FenceTable(Driver& driver) : driver_(driver), fences_(3) {}
+  explicit FenceTable(Driver& driver) : driver_(driver), fences_(kNamedFences) {}
   FenceTable(const FenceTable&) = delete;
   FenceTable& operator=(const FenceTable&) = delete;
 
@@ -106,7 +106,7 @@ class FenceTable {
   FenceId Add(Fence fence);  // with room for it in listed_
 
   Driver& driver_;
-  std::vector<Fence> fences_;  // by FenceId; the first, kOpen and the ring's, are never used
+  std::vector<Fence> fences_;  // by FenceId; the named ones are never used
   // Of the fences in use those that are no proof fences: a capture may have very many of these.
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;  // this and the others have room for fences_

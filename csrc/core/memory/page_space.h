@@ -37,6 +37,8 @@ enum class FenceId : uint32_t {
   kRingLater = 2,
   kUsed = std::numeric_limits<uint32_t>::max()
 };
+// How many there always are: kOpen, kRing and kRingLater. The others come and go (fences.h).
+inline constexpr std::size_t kNamedFences = 3;
 
 enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
 
@@ -179,8 +181,9 @@ class PageSpace {
   std::vector<Page> pages_;  // of those in begins_
   IndexSet begins_;
   std::vector<Node> nodes_;
-  std::vector<NodeId> spare_nodes_;               // its capacity is that of nodes_ at least
-  std::vector<NodeId> behind_{3, NodeId::kNone};  // by fence: the first of the list
+  std::vector<NodeId> spare_nodes_;  // its capacity is that of nodes_ at least
+  // By fence: the first of the list.
+  std::vector<NodeId> behind_ = std::vector(kNamedFences, NodeId::kNone);
 };
 
 }  // namespace cgp

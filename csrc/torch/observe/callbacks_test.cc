@@ -146,6 +146,23 @@ TEST_F(CallbacksTest, WhatIsAllocatedIsThereWhoeverFails) {
   graph.End();
 }
 
+TEST_F(CallbacksTest, WhatIsFreedIsGoneThoughNoStackCanBeRecorded) {
+  static bool fails = false;
+  const auto recorder = [] {
+    TORCH_CHECK(!fails, "no stack");
+    return std::shared_ptr<c10::GatheredContext>(new Stack);
+  };
+  allocator_.recordHistory(true, recorder, 1000, History::When::ALL, true, {});
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr inside = allocator_.allocate(1000);
+  fails = true;
+  inside.clear();
+  fails = false;
+  EXPECT_EQ(LiveBlocks(), 0U);
+  graph.End();
+}
+
 TEST_F(CallbacksTest, WhereOursWasAllocatedIsTold) {
   Record();
   Graph graph(*this, id_, 7);

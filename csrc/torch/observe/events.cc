@@ -37,8 +37,10 @@ void Trace(const Block& block, bool allocated) {
   const c10::impl::PyInterpreter* const tracer = c10::impl::GPUTrace::get_trace();
   if (tracer == nullptr) return;
   const auto address = static_cast<uintptr_t>(block.address);
-  allocated ? (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, address)
-            : (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, address);
+  WithWarnings("torch's sanitizer", [&] {
+    allocated ? (*tracer)->trace_gpu_memory_allocation(c10::kCUDA, address)
+              : (*tracer)->trace_gpu_memory_deallocation(c10::kCUDA, address);
+  });
 }
 
 void Note(Base& base, History::Action action, const DevicePools::Owned& owned,
@@ -134,7 +136,8 @@ bool FreeAnnounced(Base& base, void* pointer) {
   const auto told = is_told ? DevicePools::At(pointer) : std::nullopt;
   History::Context allocated = told ? history.ContextOf(told->block.address) : nullptr;
   if (told) {
-    History::Context context = history.Gather(History::When::ALL);
+    History::Context context;
+    WithWarnings("the recorder of stacks", [&] { context = history.Gather(History::When::ALL); });
     Trace(told->block, false);
     Note(base, History::Action::FREE_REQUESTED, *told, std::move(context));
   }
