@@ -122,6 +122,28 @@ TEST_F(RingTest, NoStreamTakesWhatTheRingHas) {
   EXPECT_EQ(memory_.BeginTake(live, {}).whole_page_count(), 3U);
 }
 
+// What waits for another stream too must not go on waiting for its own alone.
+TEST_F(RingTest, WhatWaitsForAnotherStreamDoesSoWhenTheRingIsGone) {
+  driver_.graphs().Begin(StreamId{1});
+  driver_.graphs().Wait(StreamId{2}, driver_.graphs().Record(StreamId{1}));
+  Place(8, /*is_first=*/true);
+  Place(8);
+  blocks_.ForEach([&](Address, LiveBlock& live) {
+    if (live.site.slot == ranges_.range(RangeId{0}).begin()) live.AddUse(StreamId{2});
+  });
+  Free(0);
+  Free(8);
+  memory_.DissolveRing();
+  LiveBlock live;
+  live.block.stream = StreamId{1};
+  const FreeView& view = memory_.BeginTake(live, {});
+  const auto page = [&](uint32_t slot) {
+    return ranges_.page_at(ranges_.range(RangeId{0}).begin() + slot);
+  };
+  EXPECT_FALSE(view.IsWhole(page(0)));
+  EXPECT_TRUE(view.IsWhole(page(1)));
+}
+
 TEST_F(RingTest, WhatDoesNotFitMakesTheEndLonger) {
   Place(12, /*is_first=*/true);
   EXPECT_EQ(Place(40), 12U);
