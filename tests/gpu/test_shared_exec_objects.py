@@ -115,7 +115,7 @@ def test_it_stays_a_cuda_graph() -> None:
     graph.reset()
     assert type(graph) is torch.cuda.CUDAGraph
     assert graph.note == "mine"
-    assert set(vars(graph)) == {"note"}
+    assert set(vars(graph)) - set(vars(torch.cuda.CUDAGraph())) == {"note"}
 
 
 @pytest.mark.filterwarnings("ignore:DEBUG")
@@ -339,7 +339,7 @@ def test_a_capture_that_is_invalidated_leaves_the_graph_as_it_was() -> None:
         torch.cuda.synchronize()  # what no capture survives
     assert torch.cuda.current_stream() == before
     assert type(graph) is torch.cuda.CUDAGraph
-    assert vars(graph) == {}
+    assert set(vars(graph)) == set(vars(torch.cuda.CUDAGraph()))
     with cgp.graph(graph, pool=pool):
         y.copy_(chain(x))
     assert has_executable_of_its_own(graph)

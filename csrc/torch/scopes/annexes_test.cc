@@ -134,7 +134,6 @@ TEST_F(AnnexesTest, APausedCaptureGoesOnInItsAnnex) {
   EXPECT_EQ(PoolOf(AllocateAtTheBase()), annex);
   graph.End();
   graph.Reset();
-  graph.Reset();  // it began twice
   EXPECT_EQ(UsersOfAll(), 0);
   EXPECT_TRUE(base_.open.empty());
 }

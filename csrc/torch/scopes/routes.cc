@@ -174,7 +174,7 @@ bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::funct
   if (route == nullptr || !route->paused) return false;
   if (!MayResume(*route, stream, anew)) return false;
   StreamFilter filter = anew.filter;
-  hold();
+  if (route->nested) hold();
   route->filter.swap(filter);
   route->paused = false;
   // What is nested takes before what began meanwhile, another capture of the thread say.

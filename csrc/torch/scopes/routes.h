@@ -103,7 +103,9 @@ class RouteTable {
   // is not paused, or if it is not its capture that wants it back: the filter does not take the
   // stream that it began on (a nested one's takes any), and `stream`, the calling thread's, is not
   // in it, nor captures (a body, then) in the thread that began the route. `anew` is as if begun
-  // now. `hold` runs before the route is there again, which it is not if that throws.
+  // now. `hold` adds a user, before the route is there again, which it is not if that throws. A
+  // graph that goes on is the user that it was: it releases its pool once. torch.cuda.use_mem_pool
+  // does so each time.
   bool Pause(DeviceIndex device, PoolId id);
   bool Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold);
 

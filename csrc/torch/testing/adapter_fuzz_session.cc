@@ -267,7 +267,7 @@ void Session::EndCapture() {
     // Its route stays: torch before 2.14 forgets it, and cudagraph_pool.graph tells of it.
     graph->state = Graph::State::kGone;
     graph->gone_before = static_cast<int>(graphs_.size());
-    graph->users = 0;
+    graph->holds_pool = false;
     graph->replayable = false;
     if (dice_.OneIn(2)) {
       Call(graph->origin, [&] {

@@ -88,7 +88,7 @@ struct Graph {
   int gone_before = 0;  // the graph of this number
   bool ours = true;
   bool replayable = true;
-  int users = 1;                         // of its pool
+  bool holds_pool = true;
   std::vector<MempoolId_t> nested = {};  // open scopes of MemPools
   std::set<MempoolId_t> pools = {};
   std::shared_ptr<cca::AllocatorState> checkpoint = {};  // of its pool, as it left it
@@ -330,16 +330,17 @@ class Session {
   }
   void Reset() {
     Graph* const graph =
-        SomeGraph([](const Graph& some) { return !some.open() && some.users > 0; });
+        SomeGraph([](const Graph& some) { return !some.open() && some.holds_pool; });
     if (graph == nullptr) return;
     // Or all of its pool: what outlives them is in a pool that is given back.
     const bool all = dice_.OneIn(2);
     for (const auto& other : graphs_) {
       if (other.get() != graph && !(all && other->id == graph->id)) continue;
-      if (other->open() || other->users == 0) continue;
+      if (other->open() || !other->holds_pool) continue;
       Log("resets graph ", other->number);
       other->replayable = false;
-      for (; other->users > 0; --other->users) Release(other->origin, other->id);
+      other->holds_pool = false;
+      Release(other->origin, other->id);
     }
     if (all) Trim();
   }
@@ -378,7 +379,6 @@ class Session {
     if (!Begin(graph, stream) && !Begin(graph, stream, MayFail::kNothing)) {
       Complain("cannot go on: graph ", graph.number);
     }
-    ++graph.users;
   }
   void EnterBody();
   void LeaveBody(Graph& graph);

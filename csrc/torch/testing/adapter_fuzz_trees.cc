@@ -50,7 +50,7 @@ void Session::Restore() {
                return tensor.device == some.device && tensor.pool == some.id;
              });
     };
-    return some.checkpoint != nullptr && some.users > 0 && !IsFilled(some.device, some.id) &&
+    return some.checkpoint != nullptr && some.holds_pool && !IsFilled(some.device, some.id) &&
            std::ranges::none_of(graphs_, is_in_the_way);
   });
   if (graph == nullptr) return;

@@ -93,7 +93,7 @@ std::vector<Entry> EntriesOfScopes() {
        },
        [](World& w) {
          w.End(kAnonymous);
-         for (int i = 0; i < 2; ++i) w.Release(kAnonymous);
+         w.Release(kAnonymous);
        }},
       {"EndACaptureThatLooksAbandoned",
        [](World& w) {
