@@ -115,6 +115,7 @@ class StreamCaptures(CpuCaptures):
     in_a_row = Captures.in_a_row
     warm_up = Captures.warm_up
     lock = Captures.lock
+    _own_workspace = False
 
     def __init__(self, cuda: Cuda) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class StreamCaptures(CpuCaptures):
 
 
 class Runner(CpuRunner):
-    def _new_captures(self, pool: Any, shared_exec: Any) -> Any:
+    def _new_captures(self, pool: Any, shared_exec: Any, own_workspace: Any) -> Any:
         self.captures = pool
         return pool
 
