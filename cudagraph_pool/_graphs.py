@@ -307,8 +307,8 @@ class graph:  # noqa: N801
         own_workspace (bool): Capture on a stream of the pool's own, so that graphs of other pools
             may run at the same time: until torch 2.15 cuBLAS has one workspace for each stream and
             thread, and matrix products that were captured on one stream overwrite what each other
-            compute with, whatever their pools. Costs a workspace for each such pool, 32 MiB on
-            Hopper and Blackwell, else 8, and 1 for cuBLASLt. They are kept for the next pools.
+            compute with, whatever their pools. Costs a workspace for each such pool and thread: 32
+            MiB on Hopper, 8 on most others, and 1 for cuBLASLt. They are kept for later such pools.
             Default: ``False``.
 
     Raises:
@@ -316,7 +316,7 @@ class graph:  # noqa: N801
             capturing already.
         TypeError: An argument is of another type.
         ValueError: The pool, the current device and the stream are not of one device, the capture
-            error mode is unknown, or there is a stream, which would not be the pool's own.
+            error mode is unknown, or a stream is given with ``own_workspace``.
     """
 
     _capture_streams: ClassVar[dict[int, torch.cuda.Stream]] = {}

@@ -50,7 +50,7 @@ Span SpanOf(const Workspace& workspace, size_t chosen_bytes, void* stream) {
 
 template <typename Function>
 Function* FindInTorch(const char* name) {
-  // torch has loaded it. It is found at run time because only the wheels' builds know no such file.
+  // torch has loaded it. By name at run time, as wheels are built without so large a library.
   void* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   return library == nullptr ? nullptr : reinterpret_cast<Function*>(dlsym(library, name));
 }
