@@ -382,7 +382,8 @@ class graph:  # noqa: N801
             self._clean_up(before)
             raise
         self._before = before
-        self._graph._captured_on = self._context.capture_stream  # kept from other pools
+        # A pool's own stream is not another's as long as one of its graphs is there.
+        self._graph._captured_on = self._context.capture_stream
 
     def __exit__(
         self,

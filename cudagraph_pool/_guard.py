@@ -208,8 +208,9 @@ def _noting(end: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
 
     @functools.wraps(end)
     def capture_end(self: Any) -> None:
-        stream = torch.cuda.current_stream().cuda_stream
-        self._workspaces = used_by_capture(stream) if _listening else None
+        self._workspaces = None
+        if _listening:
+            self._workspaces = used_by_capture(torch.cuda.current_stream().cuda_stream)
         end(self)
 
     return capture_end

@@ -208,6 +208,22 @@ def call_on_streams(cuda: Cuda) -> None:
         both_ways(rows(8)).sum().backward()
 
 
+def test_a_stream_that_was_another_pools_is_waited_for(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = StreamCaptures(cuda)
+    done: list[str] = []
+    monkeypatch.setattr(pool, "_own_workspace", True)
+    monkeypatch.setattr(pool, "synchronize", lambda: done.append("waited"))
+
+    def ran(x: Tensor) -> Tensor:
+        done.append("ran")
+        return x * 2
+
+    new_runner(cuda, ran, pool)(rows(8))
+    assert done[:2] == ["waited", "ran"]
+
+
 def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:
     """Though it was allocated on the stream that captures, and though the pool's turn stays."""
     with Writes(cuda):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import struct
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cudagraph_pool import _workspaces
+pytest.importorskip("torch")
+
+import torch
+
+from cudagraph_pool import _graphs, _workspaces
 
 # Address, bytes, and the stream it is for.
 SPANS = [(0x10000, 0x1000, 0x30), (0x20000, 0x1000, 0x40)]
@@ -137,3 +142,31 @@ def test_a_driver_that_knows_no_sizes(cuda: FakeCuda, monkeypatch: pytest.Monkey
     cuda.add_kernel(words(0x10000))
     cuda.add_kernel_of_cublas(words(0x20000))
     assert _workspaces.used_by(1) == {0x20000: 0x40}
+
+
+def test_a_stream_is_one_pools_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        def __init__(self, cuda_stream: int, device: object) -> None:
+            self.cuda_stream = cuda_stream
+
+    made = iter([0x10, 0x20, 0x30])
+    adapter = SimpleNamespace(make_stream=lambda device: next(made))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
+    monkeypatch.setattr(_graphs, "_idle_streams", {})
+
+    def new_pool() -> Any:
+        pool = _graphs.GraphPool.__new__(_graphs.GraphPool)
+        pool._device, pool._adapter = torch.device("cuda", 0), adapter
+        return pool
+
+    first, second = new_pool(), new_pool()
+    assert first._own_stream is first._own_stream
+    assert (first._own_stream.cuda_stream, second._own_stream.cuda_stream) == (0x10, 0x20)
+    graph = first._own_stream  # has it
+    del first
+    gc.collect()
+    third = new_pool()
+    assert third._own_stream.cuda_stream == 0x30
+    del graph
+    gc.collect()
+    assert new_pool()._own_stream.cuda_stream == 0x10
