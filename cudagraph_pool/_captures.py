@@ -73,7 +73,7 @@ class Captures:
         self._own_workspace = own_workspace
         self._stream = pool._own_stream if own_workspace else graph._capture_stream(pool.device)
 
-    # One capture at a time in a process: all of a device use one stream, and a wait for the device
+    # One capture at a time in a process: most of a device use one stream, and a wait for the device
     # would end that of another thread.
     lock: ClassVar[threading.RLock] = threading.RLock()
 

@@ -25,8 +25,9 @@ namespace cgp {
 namespace {
 
 // By handle, which is a thread's, and stream. Since 2.13 each workspace has its size.
-using WorkspaceMap = std::map < std::tuple<void*, void*>,
-      std::conditional_t<kTorchMinor<13, at::DataPtr, std::pair<at::DataPtr, size_t>>>;
+using Workspace =
+    std::conditional_t<(kTorchMinor < 13), at::DataPtr, std::pair<at::DataPtr, size_t>>;
+using WorkspaceMap = std::map<std::tuple<void*, void*>, Workspace>;
 
 // As at::cuda::WorkspaceMapWithMutex, whose header (ATen/cuda/CUDAContextLight.h) needs cuBLAS's.
 // build_wheels.sh compares the two.
@@ -38,8 +39,8 @@ struct Workspaces {
 // Where a workspace is, its bytes, and the stream it is for.
 using Span = std::tuple<uintptr_t, size_t, uintptr_t>;
 
-template <typename Workspace>
-Span SpanOf(const Workspace& workspace, size_t chosen_bytes, void* stream) {
+template <typename AnyWorkspace>
+Span SpanOf(const AnyWorkspace& workspace, size_t chosen_bytes, void* stream) {
   const auto plain = [](const void* address) { return reinterpret_cast<uintptr_t>(address); };
   if constexpr (requires { workspace.second; }) {
     return {plain(workspace.first.get()), workspace.second, plain(stream)};
