@@ -64,15 +64,16 @@ class Captures:
     streams, form one row; each has a number in it.
     """
 
-    def __init__(self, pool: GraphPool, shared_exec: bool | None) -> None:
+    def __init__(self, pool: GraphPool, shared_exec: bool | None, own_workspace: bool) -> None:
         self.device = pool.device
         self.pool = pool
         self.turns = pool._turns
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
         self._exec_bytes = 0
-        self._stream = graph._capture_stream(pool.device)
+        self._own_workspace = own_workspace
+        self._stream = pool._own_stream if own_workspace else graph._capture_stream(pool.device)
 
-    # One capture at a time in a process: all of a device use one stream, and a wait for the device
+    # One capture at a time in a process: most of a device use one stream, and a wait for the device
     # would end that of another thread.
     lock: ClassVar[threading.RLock] = threading.RLock()
 
@@ -88,6 +89,8 @@ class Captures:
             self.order()
             self._stream.wait_stream(current)
             self.turns.row.take("a capture")
+        if self._own_workspace:
+            self.synchronize()  # a graph of the pool that had the stream before may still run
         try:
             with torch.cuda.stream(self._stream):
                 yield

@@ -136,6 +136,20 @@ class GraphPool:
             self, _logger.debug, "%s of %s: released", self._id, self._device
         )
 
+    @functools.cached_property
+    def _own_stream(self) -> torch.cuda.Stream:
+        """One that captures of no other pool run on, as long as this one or a graph has it."""
+        import torch
+
+        idle = _idle_streams.setdefault(self._device.index, [])
+        try:
+            stream = idle.pop()
+        except IndexError:
+            stream = self._adapter.make_stream(self._device.index)
+        own = torch.cuda.ExternalStream(stream, self._device)
+        weakref.finalize(own, idle.append, stream)
+        return own
+
     @property
     def id(self) -> _POOL_HANDLE:
         r"""What ``torch.cuda.graph(pool=...)`` and ``make_graphed_callables(pool=...)`` take."""
@@ -249,6 +263,10 @@ def _require_pool(pool: object) -> None:
     pool._require_open()
 
 
+# By device, what was some pool's own. They are kept, as is what libraries have made for them: a
+# tensor may be recorded for one, and torch's own streams are 32, which come again.
+_idle_streams: dict[int, list[int]] = {}
+
 # By device and id.
 _pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
     weakref.WeakValueDictionary()
@@ -286,13 +304,19 @@ class graph:  # noqa: N801
             there are make room for it, in the end all of them. Hooks that newer releases of torch
             call when a graph is instantiated are not called: no executable is this graph's alone.
             Default: what the pool was made with.
+        own_workspace (bool): Capture on a stream of the pool's own, so that graphs of other pools
+            may run at the same time: until torch 2.15 cuBLAS has one workspace for each stream and
+            thread, and matrix products that were captured on one stream overwrite what each other
+            compute with, whatever their pools. Costs a workspace for each such pool and thread: 32
+            MiB on Hopper, 8 on most others, and 1 for cuBLASLt. They are kept for later such pools.
+            Default: ``False``.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is
             capturing already.
         TypeError: An argument is of another type.
-        ValueError: The pool, the current device and the stream are not of one device, or the
-            capture error mode is unknown.
+        ValueError: The pool, the current device and the stream are not of one device, the capture
+            error mode is unknown, or a stream is given with ``own_workspace``.
     """
 
     _capture_streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
@@ -305,6 +329,7 @@ class graph:  # noqa: N801
         capture_error_mode: str = "global",
         *,
         shared_exec: bool | None = None,
+        own_workspace: bool = False,
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
         import torch
@@ -321,14 +346,18 @@ class graph:  # noqa: N801
             raise ValueError(
                 f"unknown capture error mode {capture_error_mode!r}; expected one of {modes}"
             )
-        self._graph = cuda_graph
+        self._graph: Any = cuda_graph
         self._pool = pool
         self._stream = stream
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
-        _require_booleans(shared_exec=self._shared_exec)
+        _require_booleans(shared_exec=self._shared_exec, own_workspace=own_workspace)
+        if own_workspace and stream is not None:
+            raise ValueError("own_workspace=True captures on the pool's own stream: pass no stream")
         self._execs: _torch.ExecCache | None = None
         self._kept_template = False
         self._check_devices()
+        if own_workspace:
+            self._stream = pool._own_stream
         self._before: torch.cuda.Stream | None = None
         self._context = self._new_context(capture_error_mode)
 
@@ -353,6 +382,8 @@ class graph:  # noqa: N801
             self._clean_up(before)
             raise
         self._before = before
+        # A pool's own stream is not another's as long as one of its graphs is there.
+        self._graph._captured_on = self._context.capture_stream
 
     def __exit__(
         self,

@@ -1,10 +1,10 @@
-"""Finding what graphs of one pool do to each other."""
+"""Finding what graphs do to each other that share a pool, or a workspace of cuBLAS."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from ._function import unwrapped
 from ._happens_before import HappensBefore, Launch
 from ._static_outputs import lend
+from ._workspaces import Workspaces, used_by, used_by_capture
 
 if TYPE_CHECKING:
     from ._graphs import _Turns
@@ -28,7 +29,7 @@ _lock = threading.RLock()  # the garbage collector may end a guard within
 
 @contextmanager
 def guard() -> Iterator[None]:
-    r"""Context manager that finds graphs of one pool that overwrite each other's memory.
+    r"""Context manager that finds graphs that overwrite each other's memory.
 
     For finding a mistake, not for production: every operation of this thread is looked at. Within
     it these raise an error that names both sides, before anything is launched:
@@ -39,6 +40,10 @@ def guard() -> Iterator[None]:
       graph of its pool, on another stream, whether or not the two do overlap this time. Order that
       comes from streams, events and waits of the host is seen, that of a loop which queries is not.
       :meth:`torch.cuda.CUDAGraph.replay` is seen in any thread.
+    * the same of graphs of any pools whose matrix products compute in one workspace of cuBLAS.
+      Until torch 2.15 all that a thread has captured on one stream do. It is seen of graphs that
+      are captured within the guard, by :class:`GraphRunner`, with ``shared_exec`` or with
+      ``CUDAGraph(keep_graph=True)``; eager products on a stream that was captured on are not.
 
     Raises:
         RuntimeError: What is described above, from within the context.
@@ -112,31 +117,41 @@ def is_guarded() -> bool:
 
 
 class _Replays:
-    """The last replay of each pool on each stream, and what orders them."""
+    """The last replay on each stream of what graphs share, and what orders them."""
 
     def __init__(self) -> None:
         self.order = HappensBefore()
         self.lock = threading.RLock()  # the garbage collector may delete an event within
-        self._last: dict[tuple[int, int], dict[int, tuple[Launch, str]]] = {}
+        self._last: dict[Hashable, dict[int, tuple[Launch, str]]] = {}
 
-    def replay(self, pool: tuple[int, int], graph: str, stream: int) -> None:
+    def replay(
+        self, pool: tuple[int, int], graph: str, stream: int, workspaces: Workspaces
+    ) -> None:
         """A graph is about to be launched.
 
         Raises:
-            RuntimeError: Another one of its pool may still run then.
+            RuntimeError: Another one that shares its pool or a workspace may still run then.
         """
         with self.lock:
-            last = self._last.setdefault(pool, {})
-            for launch, other in last.values():
-                if launch.stream != stream and not self.order.comes_after(stream, launch):
-                    raise RuntimeError(
-                        f"{graph} is replayed on stream {stream:#x}, and {other}, which shares the "
-                        f"pool {pool}, was replayed on stream {launch.stream:#x}: nothing orders "
-                        "the two, and each overwrites what the other one computes with. Let the "
-                        "stream wait for the other one (Stream.wait_stream), or capture the graphs "
-                        "into pools of their own"
-                    )
-            last[stream] = (self.order.launch(stream), graph)
+            self._check(pool, f"the pool {pool}", "into pools of their own", graph, stream)
+            for address, captured_on in workspaces.items():
+                what = f"cuBLAS's workspace of stream {captured_on:#x}, at {address:#x}"
+                apart = "with own_workspace=True, or on streams of their own"
+                self._check(address, what, apart, graph, stream)
+            launched = self.order.launch(stream), graph
+            for shared in (pool, *workspaces):
+                self._last.setdefault(shared, {})[stream] = launched
+
+    def _check(self, shared: Hashable, what: str, apart: str, graph: str, stream: int) -> None:
+        for launch, other in self._last.get(shared, {}).values():
+            if launch.stream != stream and not self.order.comes_after(stream, launch):
+                raise RuntimeError(
+                    f"{graph} is replayed on stream {stream:#x}, and {other}, which shares "
+                    f"{what}, was replayed on stream {launch.stream:#x}: nothing orders "
+                    "the two, and each overwrites what the other one computes with. Let the "
+                    "stream wait for the other one (Stream.wait_stream), or capture the graphs "
+                    f"{apart}"
+                )
 
 
 @contextmanager
@@ -171,15 +186,42 @@ def _telling(native: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., No
         stream = torch.cuda.current_stream().cuda_stream
         # The first knows most: if one raises, none has noted a launch that does not come.
         for replays in tuple(_listening):
-            replays.replay(tuple(self.pool()), repr(self), stream)
+            replays.replay(tuple(self.pool()), repr(self), stream, _workspaces(self))
         native(self)
 
     return replay
 
 
+def _workspaces(graph: Any) -> Workspaces:
+    """Those that it computes in, as far as that can be known."""
+    if graph.__dict__.get("_workspaces") is None:
+        try:
+            graph._workspaces = used_by(graph.raw_cuda_graph())
+        except RuntimeError:  # captured before, and not kept
+            graph._workspaces = {}
+    found: Workspaces = graph._workspaces
+    return found
+
+
+def _noting(end: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
+    """An end of captures that notes for guards what the graph computes in."""
+
+    @functools.wraps(end)
+    def capture_end(self: Any) -> None:
+        self._workspaces = None
+        if _listening:
+            self._workspaces = used_by_capture(torch.cuda.current_stream().cuda_stream)
+        end(self)
+
+    return capture_end
+
+
 @functools.cache
 def _trace() -> None:
-    """Hears of everything that orders streams, from now on: torch's callbacks stay."""
+    """Hears of everything that orders streams, from now on: torch's callbacks stay. So does what
+    notes a capture's end, which others may have replaced since.
+    """
+    torch.cuda.CUDAGraph.capture_end = _noting(torch.cuda.CUDAGraph.capture_end)
     torch._C._activate_gpu_trace()
     order = HappensBefore
     for register, note in (

@@ -96,6 +96,8 @@ class GraphRunner:
             made; a new one keeps an executable for each size in use, as long as all take 256 MiB
             at most, and the rest share. Another budget: ``pool=GraphPool(shared_exec=True,
             exec_budget=...)``. Default: ``"auto"``.
+        own_workspace (bool): As for :class:`cudagraph_pool.graph`: for runners of different pools
+            that are called, or capture, on several streams at once. Default: ``False``.
         order (str): In which order sizes are captured: ``"largest_first"``, ``"smallest_first"`` or
             ``"given"``. Default: ``"largest_first"``.
         overflow (str): What a call larger than all sizes does: ``"error"``, or ``"eager"`` to call
@@ -124,6 +126,7 @@ class GraphRunner:
         pad: float | Mapping[str, float] = 0,
         warmup: int = 3,
         shared_exec: bool | Literal["auto"] = "auto",
+        own_workspace: bool = False,
         order: Order = "largest_first",
         overflow: Literal["error", "eager"] = "error",
         clone_outputs: bool = False,
@@ -134,7 +137,9 @@ class GraphRunner:
     ) -> None:
         if not callable(function):
             raise TypeError(f"function is {function!r}, but must be callable")
-        _require_booleans(clone_outputs=clone_outputs, lazy=lazy, progress=progress)
+        _require_booleans(
+            own_workspace=own_workspace, clone_outputs=clone_outputs, lazy=lazy, progress=progress
+        )
         if order not in _ORDERS:
             raise ValueError(f"unknown order {order!r}; expected one of {_ORDERS}")
         if overflow not in ("error", "eager"):
@@ -163,7 +168,7 @@ class GraphRunner:
         self._warmup, self._order, self._overflow = warmup, order, overflow
         self._clone_outputs, self._max_graphs = clone_outputs, max_graphs
         self._progress = progress
-        self._captures = self._new_captures(pool, shared_exec)
+        self._captures = self._new_captures(pool, shared_exec, own_workspace)
         self._device_type = self._captures.device.type
         self._turns = self._captures.turns
         self._lock = threading.RLock()
@@ -238,7 +243,7 @@ class GraphRunner:
         return self(*args, **kwargs)
 
     def _new_captures(
-        self, pool: GraphPool | None, shared_exec: bool | Literal["auto"]
+        self, pool: GraphPool | None, shared_exec: bool | Literal["auto"], own_workspace: bool
     ) -> Captures:
         _require_enabled("GraphRunner")
         if pool is not None:
@@ -247,7 +252,7 @@ class GraphRunner:
             raise ValueError(f"shared_exec is {shared_exec!r}, but must be a boolean or 'auto'")
         if pool is None:
             pool = GraphPool(shared_exec=shared_exec is not False, exec_budget=_EXEC_BUDGET)
-        return Captures(pool, None if shared_exec == "auto" else shared_exec)
+        return Captures(pool, None if shared_exec == "auto" else shared_exec, own_workspace)
 
     def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with self._lock:

@@ -68,6 +68,15 @@ same_declarations() {
   [ -z "$others" ] || { echo "$1/ATen/autocast_mode.h does not declare $others" >&2 && exit 1; }
 }
 
+# same_workspaces INCLUDE RELEASE: whether torch has the map and the mutex that torch_workspaces.cc says it has.
+same_workspaces() {
+  local workspace='std::pair<at::DataPtr, size_t>' minor=${2#2.}
+  [ "${minor%%.*}" -ge 13 ] || workspace=at::DataPtr
+  grep -FA2 'struct WorkspaceMapWithMutex {' "$1/ATen/cuda/CUDAContextLight.h" | tr -d '\n' |
+    grep -qF "{  std::map<std::tuple<void*, void*>, $workspace> map;  std::shared_mutex mutex;" ||
+    { echo "$1/ATen/cuda/CUDAContextLight.h declares other workspaces" >&2 && exit 1; }
+}
+
 # no_other_signature INCLUDE: whether each method of ours that is one of the class's by name overrides it. Those newer than
 # the oldest release have no `override` to say so. Torch's headers are no system headers here: of those compilers report nothing.
 no_other_signature() {
@@ -90,6 +99,7 @@ for release in "${releases[@]}"; do
     'torch/(include/.*|version\.py|lib/lib(c10|c10_cuda|torch_cpu|torch_python)\.so)' "torch==$release"
   every_method "$torch/include/c10/cuda/CUDACachingAllocator.h"
   same_declarations "$torch/include"
+  same_workspaces "$torch/include" "$release"
   no_other_signature "$torch/include"
   torches+=("$torch")
 done

@@ -187,7 +187,7 @@ class CpuRunner(cgp.GraphRunner):
 
     captures: CpuCaptures
 
-    def _new_captures(self, pool: Any, shared_exec: Any) -> Any:
+    def _new_captures(self, pool: Any, shared_exec: Any, own_workspace: Any) -> Any:
         self.captures = CpuCaptures() if pool is None else pool
         return self.captures
 

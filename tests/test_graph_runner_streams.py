@@ -115,6 +115,7 @@ class StreamCaptures(CpuCaptures):
     in_a_row = Captures.in_a_row
     warm_up = Captures.warm_up
     lock = Captures.lock
+    _own_workspace = False
 
     def __init__(self, cuda: Cuda) -> None:
         super().__init__()
@@ -132,7 +133,7 @@ class StreamCaptures(CpuCaptures):
 
 
 class Runner(CpuRunner):
-    def _new_captures(self, pool: Any, shared_exec: Any) -> Any:
+    def _new_captures(self, pool: Any, shared_exec: Any, own_workspace: Any) -> Any:
         self.captures = pool
         return pool
 
@@ -205,6 +206,22 @@ def call_on_streams(cuda: Cuda) -> None:
         for n in (16, 4):
             growing(rows(n))
         both_ways(rows(8)).sum().backward()
+
+
+def test_a_stream_that_was_another_pools_is_waited_for(
+    cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = StreamCaptures(cuda)
+    done: list[str] = []
+    monkeypatch.setattr(pool, "_own_workspace", True)
+    monkeypatch.setattr(pool, "synchronize", lambda: done.append("waited"))
+
+    def ran(x: Tensor) -> Tensor:
+        done.append("ran")
+        return x * 2
+
+    new_runner(cuda, ran, pool)(rows(8))
+    assert done[:2] == ["waited", "ran"]
 
 
 def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:

@@ -138,18 +138,67 @@ def test_tensors_without_memory_are_left_alone(layout: str) -> None:
 def test_replays_that_nothing_orders() -> None:
     pool, other = (0, 1), (0, 2)
     replays = _Replays()
-    replays.replay(pool, "graph a", 0x10)
-    replays.replay(pool, "graph b", 0x10)
-    replays.replay(other, "graph c", 0x20)
+    replays.replay(pool, "graph a", 0x10, {})
+    replays.replay(pool, "graph b", 0x10, {})
+    replays.replay(other, "graph c", 0x20, {})
     with pytest.raises(RuntimeError, match=r"graph d is replayed on stream 0x20, and graph b, .*"):
-        replays.replay(pool, "graph d", 0x20)
+        replays.replay(pool, "graph d", 0x20, {})
     replays.order.record(1, 0x10)
     replays.order.wait(1, 0x20)
-    replays.replay(pool, "graph d", 0x20)
+    replays.replay(pool, "graph d", 0x20, {})
     with pytest.raises(RuntimeError, match=r"graph a is replayed on stream 0x10, and graph d"):
-        replays.replay(pool, "graph a", 0x10)
+        replays.replay(pool, "graph a", 0x10, {})
     replays.order.synchronize_stream(0x20)
-    replays.replay(pool, "graph a", 0x10)
+    replays.replay(pool, "graph a", 0x10, {})
+
+
+def test_replays_that_share_a_workspace_of_cublas() -> None:
+    both = {0x7000: 0x30, 0x8000: 0x40}
+    replays = _Replays()
+    replays.replay((0, 1), "graph a", 0x10, {0x7000: 0x30})
+    replays.replay((0, 2), "graph b", 0x20, {})
+    replays.replay((0, 3), "graph c", 0x20, {0x9000: 0x30})
+    shared = (
+        r"graph d is replayed on stream 0x20, and graph a, which shares cuBLAS's workspace of "
+        r"stream 0x30, at 0x7000, was replayed on stream 0x10: .* with own_workspace=True"
+    )
+    with pytest.raises(RuntimeError, match=shared):
+        replays.replay((0, 4), "graph d", 0x20, both)
+    replays.replay((0, 5), "graph e", 0x10, {0x8000: 0x40})
+    replays.order.record(1, 0x10)
+    replays.order.wait(1, 0x20)
+    replays.replay((0, 4), "graph d", 0x20, both)
+    with pytest.raises(RuntimeError, match=r"graph e is .*, and graph d, .* 0x40, at 0x8000"):
+        replays.replay((0, 5), "graph e", 0x10, {0x8000: 0x40})
+
+
+def test_what_a_graph_computes_in_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it is captured, if a guard listens then, or from what it keeps."""
+
+    class Graph:
+        templates = iter([0x1, 0x2])
+
+        def capture_end(self) -> None: ...
+
+        def raw_cuda_graph(self) -> int:
+            try:
+                return next(self.templates)
+            except StopIteration:
+                raise RuntimeError("initialized with keep_graph=true") from None
+
+    graph = Graph()
+    monkeypatch.setattr(_guard, "used_by", lambda template: {template: 0x30})
+    monkeypatch.setattr(_guard, "used_by_capture", lambda stream: {0x9: stream})
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0x10))
+    capture_end = _guard._noting(Graph.capture_end)
+    assert [_guard._workspaces(graph) for _ in range(2)] == [{0x1: 0x30}] * 2
+    capture_end(graph)  # outside of guards: it may be another graph now
+    assert [_guard._workspaces(graph) for _ in range(2)] == [{0x2: 0x30}] * 2
+    capture_end(graph)
+    assert _guard._workspaces(graph) == {}
+    monkeypatch.setattr(_guard, "_listening", [_Replays()])
+    capture_end(graph)
+    assert _guard._workspaces(graph) == {0x9: 0x10}
 
 
 def test_events_that_are_collected_within_a_replay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,8 +211,9 @@ def test_events_that_are_collected_within_a_replay(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(_guard, "_listening", [replays])
     monkeypatch.setattr(HappensBefore, "launch", launch_collecting)
-    arguments = ((0, 1), "graph a", 0x10)
-    thread = threading.Thread(target=replays.replay, args=arguments, daemon=True)
+    thread = threading.Thread(
+        target=replays.replay, args=((0, 1), "graph a", 0x10, {}), daemon=True
+    )
     thread.start()
     thread.join(10)
     assert not thread.is_alive()
@@ -182,7 +232,7 @@ def test_guards_that_overlap_without_nesting(
 
     def replay(on: int) -> None:
         stream.cuda_stream = on
-        torch.cuda.CUDAGraph.replay(SimpleNamespace(pool=lambda: (0, 1)))
+        torch.cuda.CUDAGraph.replay(SimpleNamespace(pool=lambda: (0, 1), _workspaces={}))
 
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", native)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)

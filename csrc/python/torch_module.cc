@@ -153,4 +153,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   cgp::BindCalls(m);
   cgp::BindReplays(m);
   cgp::BindWeights(m);
+  cgp::BindWorkspaces(m);
 }

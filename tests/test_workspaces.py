@@ -1,0 +1,172 @@
+"""Which workspaces a graph computes in, of graphs that are made up."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from cudagraph_pool import _graphs, _workspaces
+
+# Address, bytes, and the stream it is for.
+SPANS = [(0x10000, 0x1000, 0x30), (0x20000, 0x1000, 0x40)]
+
+
+class FakeCuda:
+    """The driver's functions that read a graph."""
+
+    def __init__(self) -> None:
+        self.mode = 0
+        self._kept: list[Any] = []  # what arguments lie in
+        self._nodes: list[tuple[int, Any]] = []
+        self._sizes: list[list[int]] = []
+
+    def add_memset(self, target: int) -> None:
+        self._nodes.append((_workspaces._MEMSET, target))
+
+    def add_kernel(self, *arguments: bytes, of_library: bool = False) -> None:
+        buffers = [ctypes.create_string_buffer(argument, len(argument)) for argument in arguments]
+        pointers = (ctypes.c_void_p * len(buffers))(*map(ctypes.addressof, buffers))
+        self._kept += [buffers, pointers]
+        self._sizes.append([*map(len, arguments)])
+        name = "kernel" if of_library else "function"
+        fields = {"arguments": ctypes.cast(pointers, ctypes.POINTER(ctypes.c_void_p))}
+        self._nodes.append((_workspaces._KERNEL, fields | {name: len(self._sizes)}))
+
+    def add_kernel_of_cublas(self, arguments: bytes) -> None:
+        """All of them in one buffer."""
+        buffer = ctypes.create_string_buffer(arguments, len(arguments))
+        size = ctypes.c_size_t(len(arguments))
+        extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(buffer), 2, ctypes.addressof(size), 0)
+        self._kept += [buffer, size, extra]
+        fields = {"extra": ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p)), "function": 1}
+        self._nodes.append((_workspaces._KERNEL, fields))
+
+    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802
+        self.mode, mode._obj.value = mode._obj.value, self.mode
+        return 0
+
+    def cuStreamGetCaptureInfo_v3(self, stream: Any, *results: Any) -> int:  # noqa: N802
+        results[2]._obj.value = stream.value
+        return 0
+
+    def cuGraphGetNodes(self, graph: Any, nodes: Any, count: Any) -> int:  # noqa: N802
+        if nodes is not None:
+            nodes[:] = range(1, len(self._nodes) + 1)
+        count._obj.value = len(self._nodes)
+        return 0
+
+    def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:  # noqa: N802
+        kind._obj.value = self._nodes[node.value - 1][0]
+        return 0
+
+    def cuGraphMemsetNodeGetParams(self, node: Any, memset: Any) -> int:  # noqa: N802
+        memset[0] = self._nodes[node.value - 1][1]
+        return 0
+
+    def cuGraphKernelNodeGetParams_v2(self, node: Any, kernel: Any) -> int:  # noqa: N802
+        for name, value in self._nodes[node.value - 1][1].items():
+            setattr(kernel._obj, name, value)
+        return 0
+
+    def cuFuncGetParamInfo(self, function: Any, number: Any, offset: Any, size: Any) -> int:  # noqa: N802
+        assert self.mode == 2, "it may load the function"
+        sizes = self._sizes[function.value - 1]
+        if number.value >= len(sizes):
+            return 1
+        size._obj.value = sizes[number.value]
+        return 0
+
+    cuKernelGetParamInfo = cuFuncGetParamInfo  # noqa: N815
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    fake = FakeCuda()
+    adapter = SimpleNamespace(blas_workspaces=lambda: SPANS)
+    monkeypatch.setattr(_workspaces, "load_adapter", lambda: adapter)
+    monkeypatch.setattr(_workspaces, "_cuda", lambda: fake)
+    return fake
+
+
+def words(*values: int) -> bytes:
+    return struct.pack(f"{len(values)}Q", *values)
+
+
+def test_layout_of_the_drivers_structure() -> None:
+    kernel = _workspaces._Kernel
+    offsets = [getattr(kernel, name).offset for name, _ in kernel._fields_]
+    assert offsets == [0, 8, 40, 48, 56, 64]
+    assert ctypes.sizeof(kernel) == 72
+
+
+def test_no_node_has_an_address_of_a_workspace(cuda: FakeCuda) -> None:
+    assert _workspaces.used_by(1) == {}
+    cuda.add_memset(0xFFF8)
+    cuda.add_kernel(words(0x11000), b"\x00\x01\x01\x00", words(0x21000, 0x1FFFF))
+    cuda.add_kernel()
+    assert _workspaces.used_by(1) == {}
+    assert cuda.mode == 0
+
+
+@pytest.mark.parametrize("address", [0x10000, 0x10FF8])
+@pytest.mark.parametrize("of_library", [False, True])
+def test_an_argument_of_a_kernel(cuda: FakeCuda, address: int, of_library: bool) -> None:
+    cuda.add_kernel(words(1), b"\x07", words(2, address, 3), of_library=of_library)
+    assert _workspaces.used_by(1) == {0x10000: 0x30}
+    assert cuda.mode == 0
+
+
+def test_arguments_in_one_buffer(cuda: FakeCuda) -> None:
+    cuda.add_kernel_of_cublas(words(5, 0x20080))
+    assert _workspaces.used_by(1) == {0x20000: 0x40}
+
+
+def test_a_memset_and_a_kernel_of_a_capture(cuda: FakeCuda) -> None:
+    cuda.add_memset(0x10010)
+    cuda.add_kernel_of_cublas(words(0x20000))
+    assert _workspaces.used_by_capture(0x50) == {0x10000: 0x30, 0x20000: 0x40}
+    assert _workspaces.used_by_capture(0) == {}, "its capture has failed"
+
+
+def test_a_driver_that_knows_no_sizes(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(FakeCuda, "cuFuncGetParamInfo")
+    cuda.add_kernel(words(0x10000))
+    cuda.add_kernel_of_cublas(words(0x20000))
+    assert _workspaces.used_by(1) == {0x20000: 0x40}
+
+
+def test_a_stream_is_one_pools_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        def __init__(self, cuda_stream: int, device: object) -> None:
+            self.cuda_stream = cuda_stream
+
+    made = iter([0x10, 0x20, 0x30])
+    adapter = SimpleNamespace(make_stream=lambda device: next(made))
+    monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
+    monkeypatch.setattr(_graphs, "_idle_streams", {})
+
+    def new_pool() -> Any:
+        pool = _graphs.GraphPool.__new__(_graphs.GraphPool)
+        pool._device, pool._adapter = torch.device("cuda", 0), adapter
+        return pool
+
+    first, second = new_pool(), new_pool()
+    assert first._own_stream is first._own_stream
+    assert (first._own_stream.cuda_stream, second._own_stream.cuda_stream) == (0x10, 0x20)
+    graph = first._own_stream  # has it
+    del first
+    gc.collect()
+    third = new_pool()
+    assert third._own_stream.cuda_stream == 0x30
+    del graph
+    gc.collect()
+    assert new_pool()._own_stream.cuda_stream == 0x10
