@@ -10,7 +10,7 @@ everything was measured and every output is right, 1 if not, 2 for wrong argumen
     python benchmarks/const_memory.py --workloads mlp llama --orders asc --output results.json
     python benchmarks/const_memory.py --workloads two-streams --allocators stock option ours \
         --orders asc --output two_streams.json
-    python benchmarks/const_memory.py --workloads unseen --orders asc --repeats 1 --rounds 1 \
+    python benchmarks/const_memory.py --workloads unseen --orders asc --repeats 2 --rounds 1 \
         --output unseen.json
 
 ``expandable`` stands for stock's expandable segments. ``primed`` allocates one block in the pool
