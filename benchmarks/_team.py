@@ -39,7 +39,8 @@ class Worker:
 
     Args:
         what: the kind of what it captures, and the names: see _worker.py.
-        allocator: ``stock``, ``ours``, a key of :data:`SETTINGS`, or what bounds our executables.
+        allocator: ``stock``, ``primed`` (stock, whose captures are asked to prime their pools),
+            ``ours``, a key of :data:`SETTINGS`, or what bounds our executables.
         timeout: seconds that an answer may take.
     """
 

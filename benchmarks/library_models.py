@@ -1,5 +1,4 @@
-"""Models of libraries, with random weights, as const_memory.py captures them. But for ResNet-50,
-nothing here was tuned on them.
+"""Models of libraries, with random weights, as const_memory.py and capture_parts.py capture them.
 
 A name that ends with ``-kept`` keeps each size's output in the pool, as a program does that reads
 it later; else it is given back when it was copied.
@@ -27,7 +26,6 @@ class Model:
     Attributes:
         input: Makes its argument of a size: images, or texts, which are of integers.
         run: Calls it.
-        trains: Whether that needs gradients.
     """
 
     make: Callable[[], nn.Module]
@@ -35,23 +33,11 @@ class Model:
     sizes: Sequence[int]
     dtype: torch.dtype = torch.float16
     run: Callable[[nn.Module, Tensor], Tensor] = lambda model, given: model(given)
-    trains: bool = False
-
-
-def _t5(model: nn.Module, given: Tensor) -> Tensor:
-    output: Tensor = model(input_ids=given, decoder_input_ids=given).last_hidden_state
-    return output
 
 
 def _last_hidden(model: nn.Module, given: Tensor) -> Tensor:
     output: Tensor = model(given.flatten(1)).last_hidden_state
     return output
-
-
-def _gradients(model: nn.Module, given: Tensor) -> Tensor:
-    loss = model(given).float().square().mean()
-    norms = torch._foreach_norm(torch.autograd.grad(loss, list(model.parameters())))
-    return torch.stack([loss.detach(), *norms])
 
 
 MODELS = {
@@ -83,23 +69,43 @@ MODELS = {
         lambda size: torch.zeros(size, 3, 16, 112, 112, dtype=torch.float16),
         range(1, 13),
     ),
-    "t5": Model(
-        partial(text, "T5Model", dropout_rate=0.0, num_decoder_layers=6, use_cache=False),
-        tokens(8),
-        range(32, 513, 32),
-        dtype=torch.bfloat16,
-        run=_t5,
+    # No other benchmark or test has the models from here on.
+    **{
+        name: Model(partial(make, name), images(224), range(4, 33, 4), torch.bfloat16)
+        for name, make in (
+            ("squeezenet1_1", vision),
+            ("maxvit_t", vision),
+            ("shufflenet_v2_x1_0", vision),
+            ("hrnet_w18", timm),
+            ("pvt_v2_b2", timm),
+        )
+    },
+    "s3d": Model(
+        partial(video, "s3d"),
+        lambda size: torch.zeros(size, 3, 16, 224, 224, dtype=torch.bfloat16),
+        range(1, 9),
+        torch.bfloat16,
     ),
-    "efficientnet_b0": Model(
-        partial(timm, "efficientnet_b0"), images(224, torch.float16), range(2, 65, 2)
+    "segformer": Model(
+        partial(text, "SegformerForSemanticSegmentation"),
+        images(512),
+        range(1, 9),
+        torch.bfloat16,
+        run=lambda model, given: model(given).logits,
     ),
-    "vit_b_16_training": Model(
-        partial(vision, "vit_b_16"),
-        images(224),
-        range(4, 33, 4),
-        dtype=torch.bfloat16,
-        run=_gradients,
-        trains=True,
+    "distilbert": Model(
+        partial(text, "DistilBertModel"),
+        tokens(16),
+        range(64, 513, 64),
+        torch.bfloat16,
+        run=lambda model, given: model(given).last_hidden_state,
+    ),
+    "gpt_neox": Model(
+        partial(text, "GPTNeoXForCausalLM", num_hidden_layers=8, hidden_size=1024, use_cache=False),
+        tokens(4),
+        range(64, 513, 64),
+        torch.bfloat16,
+        run=lambda model, given: model(given).logits[:, -1],
     ),
 }
 
@@ -113,7 +119,7 @@ class LibraryModel(Workload):
         self.keys = made.sizes
         torch.manual_seed(0)
         with torch.device(device):
-            self._model = made.make().to(made.dtype).train(made.trains)
+            self._model = made.make().to(made.dtype).eval()
             self._given = made.input(max(made.sizes))
         self._keeps = name.endswith(KEPT)
         self._kept: dict[int, Tensor] = {}
@@ -127,9 +133,9 @@ class LibraryModel(Workload):
         else:
             given.random_(0, self._model.config.vocab_size, generator=generator)
 
+    @torch.no_grad()
     def step(self, key: int) -> None:
-        with torch.set_grad_enabled(self._made.trains):
-            output = self._made.run(self._model, self._input(key))
+        output = self._made.run(self._model, self._input(key))
         if key not in self._results:  # in the warm-up
             self._results[key] = torch.empty_like(output)
         self._results[key].copy_(output)

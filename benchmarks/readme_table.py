@@ -14,13 +14,14 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import combinations
 from _command import markdown, number
 from _quality import read_quality
+from _team import ratio
 
 Row = dict[str, Any]
 
@@ -52,6 +53,18 @@ CAPTURED = {
     "bert": "BERT, 12 lengths",
     "swin_t": "Swin-T, 16 sizes",
     **{name: WORKLOADS[name] for name in ("mlp", "llama", "resnet50")},
+}
+# What no other benchmark or test here has.
+UNSEEN = {
+    "squeezenet1_1": "SqueezeNet, 8 sizes",
+    "shufflenet_v2_x1_0": "ShuffleNetV2, 8 sizes",
+    "hrnet_w18": "HRNet-W18, 8 sizes",
+    "maxvit_t": "MaxViT-T, 8 sizes",
+    "pvt_v2_b2": "PVTv2-B2, 8 sizes",
+    "s3d": "S3D, 8 sizes",
+    "segformer": "SegFormer-B0, 8 sizes",
+    "distilbert": "DistilBERT, 8 lengths",
+    "gpt_neox": "GPT-NeoX-like prefill, 8 lengths",
 }
 SHARED_EXECS = {**WORKLOADS, "deep": "Gemma-like decode, 16 sizes"}
 ORDERS = {"asc": "smallest first", "desc": "largest first", "shuffled": "shuffled"}
@@ -94,23 +107,46 @@ def table(report: Row) -> list[str]:
 
 
 def const_memory_table(report: Row) -> list[str]:
-    head = ["reserved, MiB (÷ minimum)", "order", "minimum", "**cudagraph_pool**"]
-    head += ["worst of 100 orders", "stock", "expandable segments"]
-    head += ["capture time ÷ stock", "replay time ÷ stock"]
     orders = read_quality(ORDERS_TEXT.read_text())
     lines = []
     named = set()
     for (workload, order), of in by_allocator(report).items():
-        ours, stock = of.get("ours"), of.get("stock")
-        name = "" if workload in named else WORKLOADS.get(workload, workload)
+        ours, stock, primed = (of.get(name) for name in ("ours", "stock", "primed"))
+        name = "" if workload in named else (WORKLOADS | UNSEEN).get(workload, workload)
         named.add(workload)
-        minimum = figure(stock, "minimum_bytes", _MIB, ",.0f")
-        worst = f"{orders[RECORDED[workload]].worst:.3f}" if name and workload in RECORDED else ""
-        sizes = [f"**{size(ours)}**", worst, size(stock), size(of.get("expandable"))]
-        capture = figure(ours, "capture_vs_stock", 1, ".2f")
-        replay = figure(ours, "replay_vs_stock", 1, ".3f")
-        lines.append([name, ORDERS[order], minimum, *sizes, capture, replay])
-    return markdown(head, lines)
+        recorded = orders.get(RECORDED.get(workload, "")) if name else None
+        lines.append(
+            {
+                "reserved, MiB (÷ minimum)": name,
+                "order": ORDERS[order],
+                "minimum": figure(stock, "minimum_bytes", _MIB, ",.0f"),
+                "**cudagraph_pool**": f"**{size(ours)}**",
+                "worst of 100 orders": f"{recorded.worst:.3f}" if recorded else "",
+                "stock": size(stock),
+                "expandable segments": size(of.get("expandable")),
+                "primed": size(primed),
+                "primed with the minimum": size(_with_minimum(primed)),
+                "capture time ÷ stock": figure(ours, "capture_vs_stock", 1, ".2f"),
+                "replay time ÷ stock": figure(ours, "replay_vs_stock", 1, ".3f"),
+            }
+        )
+    return _known(lines)
+
+
+def _with_minimum(primed: Row | None) -> Row | None:
+    """What a pool that was primed reserves with the first of the sizes that were tried."""
+    if primed is None or primed.get("primed_bytes") is None:
+        return None
+    reserved = primed["primed_bytes"][0]
+    return {"reserved_bytes": reserved, "ratio": ratio(reserved, primed["minimum_bytes"])}
+
+
+def _known(lines: Sequence[dict[str, str]]) -> list[str]:
+    """A table without columns of which nothing was measured."""
+    head = dict.fromkeys(
+        title for line in lines for title, cell in line.items() if cell not in ("", "-")
+    )
+    return markdown(list(head), [[line[title] for title in head] for line in lines])
 
 
 def capture_parts_table(rows: Sequence[Row]) -> list[str]:
@@ -139,19 +175,29 @@ def capture_parts_table(rows: Sequence[Row]) -> list[str]:
 
 def short_table(report: Row) -> list[str]:
     """Of const_memory.py: each workload in the order that is worst for the allocator."""
-    head = ["MiB reserved, in the worst of three orders", "minimum", "**cudagraph_pool**"]
-    head += ["stock", "expandable segments"]
     lines = []
-    for workload, name in WORKLOADS.items():
+    for workload in dict.fromkeys(row["workload"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["workload"] == workload]
-        worst = [
-            max((row for row in rows if row["allocator"] == one), key=lambda row: row["ratio"])
-            for one in ("ours", "stock", "expandable")
-        ]
-        ours, stock, expandable = map(size, worst)
-        minimum = figure(worst[0], "minimum_bytes", _MIB, ",.0f")
-        lines.append([name, minimum, f"**{ours}**", stock, expandable])
-    return markdown(head, lines)
+        ours = _worst(rows, "ours")
+        lines.append(
+            {
+                "MiB reserved, in the worst of three orders": WORKLOADS[workload],
+                "minimum": figure(ours, "minimum_bytes", _MIB, ",.0f"),
+                "**cudagraph_pool**": f"**{size(ours)}**",
+                "stock": size(_worst(rows, "stock")),
+                "stock, largest first": size(_worst(rows, "stock", ["desc"])),
+                "expandable segments": size(_worst(rows, "expandable")),
+                "primed": size(_worst(rows, "primed")),
+            }
+        )
+    return _known(lines)
+
+
+def _worst(
+    rows: Sequence[Row], allocator: str, orders: Iterable[str] = tuple(ORDERS)
+) -> Row | None:
+    measured = (r for r in rows if r["allocator"] == allocator and r["order"] in orders)
+    return max(filter(lambda r: r["ratio"], measured), key=lambda r: r["ratio"], default=None)
 
 
 def by_allocator(report: Row) -> dict[tuple[str, str], dict[str, Row]]:

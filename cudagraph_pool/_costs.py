@@ -9,6 +9,7 @@ from typing import Any
 
 from cudagraph_pool._memory_map import MapOfReplay, MemoryMap
 from cudagraph_pool._replay import POOL, new_pools, run, stock_bytes
+from cudagraph_pool._stock import primed_bytes, reserved_bytes
 from cudagraph_pool._trace import (
     Graph,
     Order,
@@ -56,7 +57,9 @@ class PoolCost:
         kind: Of the pool; of a trace, the order of its graphs.
         minimum: What no allocator with stable addresses could do with less of.
         apart: What the graphs would need at least if each had a pool of its own.
-        stock: What PyTorch's own allocator took, where that is known.
+        stock: What PyTorch's own allocator took, or would take, where that is known.
+        expandable: The same with expandable segments.
+        primed: The same where one block comes first, of the best of three sizes.
         execs: How many executables the graphs share, where that is known.
         map: Where everything lay, where that is known.
     """
@@ -68,6 +71,8 @@ class PoolCost:
     reserved: int
     apart: int
     stock: int | None = None
+    expandable: int | None = None
+    primed: int | None = None
     execs: int | None = None
     map: MemoryMap | None = None
 
@@ -84,6 +89,10 @@ def of_trace(
     run(pools, graphs, watcher)
     taken = pools.captures(POOL)
     costs = list(map(GraphCost.of, map(_name, itertools.count(1), graphs), taken))
+    stock, expandable, primed = stock_bytes(trace, graphs), None, None
+    if len({event.stream for graph in graphs for event in graph.events if event.bytes}) == 1:
+        stock = stock or reserved_bytes(graphs)
+        expandable, primed = reserved_bytes(graphs, expandable=True), primed_bytes(graphs)
     return PoolCost(
         trace.name,
         order,
@@ -91,7 +100,9 @@ def of_trace(
         minimum_bytes(graphs),
         pools.stats(POOL).reserved_bytes,
         _apart(costs),
-        stock=stock_bytes(trace, graphs),
+        stock=stock,
+        expandable=expandable,
+        primed=primed,
         map=watcher.map if watcher else None,
     )
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cudagraph_pool._adapter import load_adapter
 from cudagraph_pool._memory_map import operation_of
+from cudagraph_pool._stock import PRIMED
 from cudagraph_pool._trace import Event, most_live_bytes, whole_pages
 from cudagraph_pool._workloads import Workload
 
@@ -107,6 +108,7 @@ class Captures:
         self._stream = torch.cuda.Stream(device)
         self._pool: FreshPool | None = None
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._primed_bytes = 0
 
     def warm_up(self) -> None:
         """Runs every size eagerly: what libraries load or make lazily is not part of a capture."""
@@ -132,6 +134,8 @@ class Captures:
             graph = torch.cuda.CUDAGraph()
             start = time.perf_counter()
             with torch.cuda.graph(graph, pool=pool.id, stream=self._stream):
+                if self._primed_bytes and not self._graphs:
+                    torch.empty(self._primed_bytes, dtype=torch.uint8, device=self._device)
                 self.workload.step(key)
             seconds += time.perf_counter() - start
             self._graphs[key] = graph
@@ -143,6 +147,20 @@ class Captures:
             device_bytes=free_before - torch.cuda.mem_get_info(self._device)[0],
             driver_seconds=driver_seconds if self._ours else None,
         )
+
+    def prime(self, order: Sequence[int]) -> list[int]:
+        """Makes pools begin with one block that is allocated and freed before all others, of the
+        size of which they reserve the least in this order. Returns what they reserve with each of
+        :data:`PRIMED`.
+        """
+        self._primed_bytes = 0
+        minimum = self.minimum_bytes(order)
+        reserved = {}
+        for times in PRIMED:
+            self._primed_bytes = int(times * minimum)
+            reserved[self._primed_bytes] = self.capture(order).reserved_bytes
+        self._primed_bytes = min(reserved, key=reserved.__getitem__)
+        return list(reserved.values())
 
     def release(self) -> None:
         """Drops all graphs and gives the pool's memory back."""

@@ -20,8 +20,10 @@ _MOST_GRAPHS: Final = 8  # that a table on a terminal has of a pool
 _LEGEND: Final = (
     "In MiB. minimum: the most that was allocated at once; no allocator can do\n"
     "with less. apart: what a pool for each graph would take. stock: what\n"
-    "PyTorch's own allocator took, as recorded. Of a graph: what it needs alone,\n"
-    "and what was added to the pool for it."
+    "PyTorch's own allocator took, as recorded, or would take by its rules;\n"
+    "expandable: with expandable segments; primed: where one block comes first, of\n"
+    "the best of three sizes. Of a graph: what it needs alone, and what was added\n"
+    "to the pool for it."
 )
 
 
@@ -94,11 +96,17 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
         "reserved": [mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
         "apart": [mib(pool.apart) for pool in pools],
-        "stock": ["-" if pool.stock is None else mib(pool.stock) for pool in pools],
+        "stock": [_mib_or_dash(pool.stock) for pool in pools],
+        "expandable": [_mib_or_dash(pool.expandable) for pool in pools],
+        "primed": [_mib_or_dash(pool.primed) for pool in pools],
         "execs": ["-" if pool.execs is None else str(pool.execs) for pool in pools],
     }
     known = {head: cells for head, cells in columns.items() if set(cells) != {"-"}}
     return [list(known), *map(list, zip(*known.values(), strict=True))]
+
+
+def _mib_or_dash(size: int | None) -> str:
+    return "-" if size is None else mib(size)
 
 
 def _graph_cells(graph: GraphCost) -> list[str]:
@@ -143,6 +151,8 @@ def _as_json(pool: PoolCost) -> dict[str, Any]:
         "minimum_bytes": pool.minimum,
         "reserved_bytes": pool.reserved,
         "stock_reserved_bytes": pool.stock,
+        "expandable_reserved_bytes": pool.expandable,
+        "primed_reserved_bytes": pool.primed,
         "apart_bytes": pool.apart,
         "execs": pool.execs,
         "graphs": [

@@ -55,7 +55,7 @@ for line in sys.stdin:
         "capture": {"seconds": 2.0 if allocator == "ours" else 1.0,
                     "reserved_bytes": reserved << 20, "device_bytes": 0,
                     "driver_seconds": 0.5 if allocator == "ours" else None},
-        "replay": 0.1, "minimum_bytes": 4 << 20,
+        "replay": 0.1, "minimum_bytes": 4 << 20, "prime": [6 << 20, 5 << 20, 4 << 20],
         "compare": {str(key): graph(key) for key in request.get("order", [])},
     }[command]
     print(json.dumps({"result": result}), flush=True)
@@ -77,7 +77,8 @@ def measure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_row(measure: Any, capsys: Capture) -> None:
     code, rows = measure("")
     assert code == 0
-    assert list(rows) == ["stock", "expandable", "ours"]
+    assert list(rows) == ["stock", "expandable", "primed", "ours"]
+    assert rows["primed"]["primed_bytes"] == [6 << 20, 5 << 20, 4 << 20]
     ours = rows["ours"]
     assert (ours["ratio"], rows["stock"]["ratio"]) == (1.0, 2.0)
     assert (ours["capture_vs_stock"], ours["driver_seconds"]) == (2.0, 0.5)
@@ -87,7 +88,7 @@ def test_row(measure: Any, capsys: Capture) -> None:
     (line,) = capsys.readouterr().out.splitlines()[2:]
     assert line == (
         "| pinned copies and `a**2 + b*2`, 128 sizes | largest first | 4 | **4 (1.000)** | 1.000 "
-        "| 8 (2.000) | 4 (1.000) | 2.00 | 1.000 |"
+        "| 8 (2.000) | 4 (1.000) | 4 (1.000) | 6 (1.500) | 2.00 | 1.000 |"
     )
 
 
@@ -105,6 +106,49 @@ def test_failing_worker_is_a_row_and_an_exit_code(
     assert rows["stock"]["error"] is None
     assert rows["stock"]["ratio"] == 2.0  # the others go on
     assert "FAILED" in capsys.readouterr().out
+
+
+def test_what_could_not_be_primed_is_not_measured(measure: Any) -> None:
+    code, rows = measure("fail@primed.prime")
+    assert code == 1
+    assert rows["primed"]["reserved_bytes"] is None
+    assert rows["ours"]["ratio"] == 1.0
+
+
+def test_orders_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = faked(const_memory, FAKE_WORKER, tmp_path, monkeypatch)
+    code, report = measured("", "--workloads", "seed", "--allocators", "primed", "ours")
+    assert code == 0
+    rows = [(row["order"], row["allocator"]) for row in report["rows"]]
+    assert rows == [
+        (order, name)
+        for order in ("asc", "desc", "shuffled")
+        for name in ("stock", "primed", "ours")
+    ]
+    table = "\n".join(readme_table.table(report))
+    assert "primed with the minimum" in table
+    assert "expandable" not in table, "nothing was measured of it"
+    assert "| 8 (2.000) | 8 (2.000) | 4 (1.000) |" in readme_table.short_table(report)[2]
+
+
+def test_primes_with_what_takes_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from cudagraph_pool._measure import Captures
+
+    def minimum(captures: Captures, order: list[int]) -> int:
+        assert captures._primed_bytes == 0
+        return 100
+
+    def capture(captures: Captures, order: list[int]) -> argparse.Namespace:
+        reserved = {100: 180, 110: 120, 125: 150}
+        return argparse.Namespace(reserved_bytes=reserved[captures._primed_bytes])
+
+    monkeypatch.setattr(Captures, "minimum_bytes", minimum)
+    monkeypatch.setattr(Captures, "capture", capture)
+    captures = Captures.__new__(Captures)
+    for _ in range(2):
+        assert captures.prime([1, 2]) == [180, 120, 150]
+        assert captures._primed_bytes == 110
 
 
 def test_failing_reference_is_a_failure(measure: Any) -> None:
@@ -306,19 +350,21 @@ def test_first_captures_of_a_runner_are_a_median(
     assert [row["stock"][name] for name in ("memory", "first", "largest")] == [52, 1.6, 3]
 
 
-def test_held_out_models_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unseen_models_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measure = faked(const_memory, FAKE_WORKER, tmp_path, monkeypatch)
-    code, report = measure("", "--workloads", "mlp", "held-out", "--orders", "asc")
+    code, report = measure("", "--workloads", "mlp", "unseen", "--orders", "asc")
     assert code == 0
     measured = dict.fromkeys(row["workload"] for row in report["rows"])
-    assert list(measured) == ["mlp", *const_memory.HELD_OUT]
+    assert list(measured) == ["mlp", *readme_table.UNSEEN]
+    lines = readme_table.table(report)
+    assert lines[3].startswith("| SqueezeNet, 8 sizes | smallest first | 4 | **4 (1.000)** |")
 
 
 def test_each_workload_that_may_be_asked_for_is_there() -> None:
     pytest.importorskip("torch")
     from workloads import WORKLOADS
 
-    asked = {*const_memory.WORKLOADS, *const_memory.HELD_OUT, *readme_table.TWO_STREAMS}
+    asked = {*const_memory.WORKLOADS, *(n for names in const_memory.GROUPS.values() for n in names)}
     assert asked <= WORKLOADS.keys()
 
 

@@ -37,11 +37,14 @@ def test_without_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert _demo.main([]) == 0
     out = capsys.readouterr().out
     assert sum("No GPU" in line for line in out.splitlines()) == 1
-    stock, ours = cells(out, "stock PyTorch "), cells(out, "cudagraph_pool ")
-    assert len(stock) == len(ours) == 2
-    for theirs, own in zip(stock, ours, strict=True):
-        assert theirs[2:4] == own[2:4]  # one minimum for both
-        assert float(own[4]) <= 1.03 < float(theirs[4])
+    expected = {
+        "stock PyTorch ": ["9.068", "1.000"],
+        "expandable segments ": ["1.260", "1.000"],
+        "primed pool ": ["1.288", "6.000"],
+        "cudagraph_pool ": ["1.000", "1.000"],
+    }
+    for allocator, ratios in expected.items():
+        assert [row[4] for row in cells(out, allocator)] == ratios
 
 
 def test_needs_no_torch() -> None:
@@ -90,10 +93,8 @@ def worker_row(outputs: dict[str, dict[str, Any]]) -> dict[str, Any]:
 def test_exit_code_says_whether_outputs_are_right(
     right: bool, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    answers = {
-        "stock": [worker_row({"1": graph(True)})],
-        "ours": [worker_row({"1": graph(right, "a")})],
-    }
+    answers = {name: [worker_row({"1": graph(True)})] for name in _demo._ALLOCATORS}
+    answers["ours"] = [worker_row({"1": graph(right, "a")})]
     monkeypatch.setattr(_demo, "_gpu_name", lambda: "a GPU")
     monkeypatch.setattr(_demo, "_run_worker", lambda allocator, seed: answers[allocator])
     assert _demo.main([]) == (0 if right else 1)
@@ -124,6 +125,8 @@ def test_worker_runs_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "-P" in seen["command"]
     assert seen["env"]["PYTHONPATH"].startswith(str(_demo._TRACES.parents[1]))
     assert "PYTORCH_CUDA_ALLOC_CONF" not in seen["env"]  # stock PyTorch is what it is by default
+    _demo._run_worker("expandable", 0)
+    assert seen["env"]["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
 
 
 @pytest.mark.skipif(not has_gpu(), reason="captures CUDA graphs")

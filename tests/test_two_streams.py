@@ -38,7 +38,7 @@ def test_all_models(measure: Any, capsys: Capture) -> None:
 
 def test_the_option_is_not_measured_unless_it_is_asked_for(measure: Any) -> None:
     _, report = measure("", "--workloads", "branches", "--orders", "asc")
-    assert [row["allocator"] for row in report["rows"]] == ["stock", "expandable", "ours"]
+    assert [row["allocator"] for row in report["rows"]] == [*const_memory.ALLOCATORS]
 
 
 def test_wrong_outputs_of_a_model_fail(measure: Any) -> None:
