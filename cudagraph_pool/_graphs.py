@@ -377,13 +377,12 @@ class graph:  # noqa: N801
             self._execs = self._pool._exec_cache()
             self._kept_template = _shared_exec.capture_template(self._graph)
         try:
+            self._hold_workspaces()  # what was lost of them is there again
             self._context.__enter__()
         except BaseException:
             self._clean_up(before)
             raise
         self._before = before
-        # A pool's own stream is not another's as long as one of its graphs is there.
-        self._graph._captured_on = self._context.capture_stream
 
     def __exit__(
         self,
@@ -403,6 +402,9 @@ class graph:  # noqa: N801
         try:
             if before is not None and before != self._context.capture_stream:
                 before.wait_stream(self._context.capture_stream)
+            # As long as the graph is there, the stream is no other pool's own, and cuBLAS's
+            # workspace is not freed: from torch 2.12 to 2.14 any graph that goes frees it.
+            self._graph._keeps = self._context.capture_stream, self._hold_workspaces()
         except BaseException:
             self._graph.reset()
             self._clean_up(before)
@@ -413,6 +415,9 @@ class graph:  # noqa: N801
             _shared_exec.share(
                 self._graph, self._execs, self._pool.device.index, self._kept_template
             )
+
+    def _hold_workspaces(self) -> object:
+        return self._adapter.hold_workspaces(self._context.capture_stream.cuda_stream)
 
     def _log_capture(self) -> None:
         took = self._adapter.captures(self._pool.device.index, self._pool.id)[-1]

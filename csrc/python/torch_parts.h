@@ -35,8 +35,8 @@ void BindReplays(pybind11::module_& m);
 // WeightWatch: whether tensors are where they were, asked before each replay.
 void BindWeights(pybind11::module_& m);
 
-// blas_workspaces, make_stream: what cuBLAS computes in on which stream, and streams that torch has
-// not given to anybody.
+// blas_workspaces, hold_workspaces, make_stream: what cuBLAS computes in on which stream, what keeps
+// that for graphs, and streams that torch has not given to anybody.
 void BindWorkspaces(pybind11::module_& m);
 
 }  // namespace cgp

@@ -115,7 +115,7 @@ def test_it_stays_a_cuda_graph() -> None:
     graph.reset()
     assert type(graph) is torch.cuda.CUDAGraph
     assert graph.note == "mine"
-    assert set(vars(graph)) - set(vars(torch.cuda.CUDAGraph())) == {"note"}
+    assert set(vars(graph)) - set(vars(torch.cuda.CUDAGraph())) == {"note", "_keeps"}
 
 
 @pytest.mark.filterwarnings("ignore:DEBUG")

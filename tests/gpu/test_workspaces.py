@@ -264,3 +264,27 @@ def test_a_stream_would_not_be_the_pools_own() -> None:
         cgp.graph(torch.cuda.CUDAGraph(), cgp.GraphPool(), torch.cuda.Stream(), own_workspace=True)
     with pytest.raises(TypeError, match="own_workspace is 1"):
         cgp.graph(torch.cuda.CUDAGraph(), cgp.GraphPool(), own_workspace=1)  # type: ignore[arg-type]
+
+
+def test_a_runner_that_goes_leaves_others_the_workspace() -> None:
+    """From torch 2.12 to 2.14 a graph that goes takes it out of torch's map (pytorch#193402)."""
+    x, weights = centered(ROWS, 0, DEPTH), [centered(DEPTH, seed, ROWS) for seed in range(3)]
+
+    def runner(w: torch.Tensor) -> cgp.GraphRunner:
+        return cgp.GraphRunner(lambda x: x @ w, sizes=[ROWS], progress=False)
+
+    first, second = runner(weights[0]), runner(weights[1])
+    first(x)
+    second(x)
+    known = adapter.blas_workspaces()
+    first.reset()
+    del first
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    eager = [torch.zeros(32 << 20, dtype=torch.uint8, device="cuda") for _ in range(8)]
+    assert is_close(second(x), (x @ weights[1]).float())
+    assert not any(tensor.any() for tensor in eager)
+    third = runner(weights[2])
+    assert is_close(third(x), (x @ weights[2]).float())
+    assert adapter.blas_workspaces() == known, "a capture finds what graphs hold"
