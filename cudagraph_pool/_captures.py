@@ -92,7 +92,7 @@ class Captures:
         if self._own_workspace:
             self.synchronize()  # a graph of the pool that had the stream before may still run
         # What graphs hold of cuBLAS's workspaces is not made anew.
-        self.pool._adapter.hold_workspaces(self._stream.cuda_stream)
+        load_adapter().hold_workspaces(self._stream.cuda_stream)
         try:
             with torch.cuda.stream(self._stream):
                 yield
