@@ -64,12 +64,13 @@ def _measure_captures(runner: Any) -> None:
     runner.capture_model = measured
 
 
-class _Beside(logging.Handler):
-    """How much less was set aside for graphs than vLLM would have, as our plugin says."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.msg.startswith("sets aside") and isinstance(record.args, tuple):
-            _found["saved"] = -float(str(record.args[1])) * (1 << 20)
+def _hear(record: logging.LogRecord) -> bool:
+    """How much less was set aside for graphs than vLLM would have, as our plugin says. A filter:
+    vLLM takes handlers away when it arranges its log.
+    """
+    if record.msg.startswith("sets aside") and isinstance(record.args, tuple):
+        _found["saved"] = -float(str(record.args[1])) * (1 << 20)
+    return True
 
 
 def _now() -> dict[str, int]:
@@ -104,5 +105,5 @@ def _initialize(weight: torch.Tensor, *args: Any, name: str = "", **kwargs: Any)
 
 for _runner in (RunnerV1, RunnerV2):
     _measure_captures(_runner)
-logging.getLogger("vllm.cudagraph_pool").addHandler(_Beside())
+logging.getLogger("vllm.cudagraph_pool").addFilter(_hear)
 dummy_loader.initialize_single_dummy_weight = _initialize
