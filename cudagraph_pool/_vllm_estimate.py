@@ -61,9 +61,11 @@ def _forecasting(
 
         def full_graphs(samples: Sequence[int], total: int) -> int:
             estimate: int = theirs(samples, total)
-            if not samples or not nodes:  # the hook's errors are torch's to swallow
+            others, shares = total - len(samples), _shares()
+            # Errors of the hook are torch's to swallow. Where nothing is to come all was measured.
+            if not nodes or not (others or shares):
                 return estimate
-            ours = sum(samples) + more_bytes(nodes, total - len(samples), _shares())
+            ours = sum(samples) + more_bytes(nodes, others, shares)
             beside = (ours - estimate) / (1 << 20)
             log.info("sets aside for %d full graphs %+.0f MiB beside vLLM's own", total, beside)
             return ours

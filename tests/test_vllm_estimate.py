@@ -48,7 +48,7 @@ class Engine:
 
     @staticmethod
     def extrapolate(samples: list[int], total: int) -> int:
-        return samples[0] + (total - 1) * max(samples[1], MIB)
+        return samples[0] + (total - 1) * max(samples[1], MIB) if samples else 0
 
     def register(self, hook: Callable[[int], None]) -> Any:
         self.hooks.append(hook)
@@ -101,6 +101,19 @@ def test_replays_make_the_executables_that_are_shared(
     monkeypatch.setattr(sys.modules[__name__], "NODES", [7] * 4_000 + [200, 200])
     most = 4 * exec_bytes(200) + 256 * MIB
     assert engine.estimate() == MEASURED + int(most * 1.25) + 2 * MIB
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_without_full_graphs_all_was_measured_but_what_replays_make(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, shares: bool
+) -> None:
+    for name, value in {"NODES": [7] * 800, "SAMPLES": [], "TOTAL": 0}.items():
+        monkeypatch.setattr(sys.modules[__name__], name, value)
+    if shares:
+        share(monkeypatch)
+    _vllm_estimate.serve_estimate(LOGGER)
+    later = int(800 * exec_bytes(7) * 1.25) + 2 * MIB if shares else 0
+    assert engine.estimate() == MEASURED + later
 
 
 @pytest.mark.parametrize("nodes", [[], [200, 200]])
