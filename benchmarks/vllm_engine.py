@@ -1,7 +1,8 @@
 """vLLM, unedited: stock PyTorch against cudagraph_pool, and with executables shared.
 
-Llama-like models with random weights answer the same prompts in every mode of vLLM's graphs, by its
-V1 and V2 model runners, on one GPU and on two. Each run has a process of its own, which differs by
+Models with random weights answer the same prompts in every mode of vLLM's graphs, by its V1 and V2
+model runners, on one GPU and on two: like Llama, one of them with an EAGLE drafter, and like
+Qwen2.5-VL with its encoder in graphs. Each run has a process of its own, which differs by
 ``CUDAGRAPH_POOL`` in its environment only; the runs of one comparison take turns. Prints a table of
 medians and writes JSON. Where the file is there already, only what it lacks is run. Exit code 0 if
 all tokens are equal and every capture of ours was in a pool of ours, 1 if not, 2 if something is
@@ -10,7 +11,7 @@ missing.
     python benchmarks/vllm_engine.py --output results/vllm_engine.json
     python benchmarks/vllm_engine.py --models 8b --parallel 2 --modes v1-default --output two.json
 
-vLLM 0.23 and this package must be installed, or lie on PYTHONPATH as ``pip install --target``
+vLLM 0.33 and this package must be installed, or lie on PYTHONPATH as ``pip install --target``
 leaves them: the package is enabled by its entry points. If the first run fails, it is the last.
 
 all-reduce  On two GPUs: vLLM's own (custom), or it has disable_custom_all_reduce (nccl).
@@ -18,7 +19,8 @@ graphs      That capture_model() made, and how many of them in pools of ours.
 pool        MiB that graph pools reserve after it.
 ÷min        By the minimum: the most that was ever live in pools of ours at once, in whole pages.
 device      MiB that the device had less after capture_model() than before.
-estimate    MiB that vLLM set aside for graphs (V1 only).
+estimate    MiB that were set aside for graphs.
+saved       MiB that vLLM's own estimate would have set aside on top, where our plugin forecasts.
 capture     Seconds of capture_model().
 ÷stock      Of what stands before it, by stock's with vLLM's own all-reduce: the median of rounds.
 digest      Of all tokens. On two GPUs all figures are of the one that took more.
@@ -53,8 +55,8 @@ from _team import in_turn, median, ratio
 from cudagraph_pool._table import format_table
 from cudagraph_pool._worker_process import WorkerError
 
-MODELS = ("1b", "8b")
-MODES = ("v1-default", "v1-FULL", "v1-FULL_DECODE_ONLY", "v1-PIECEWISE", "v2-default")
+MODELS = ("1b", "1b-eagle", "vl", "8b")
+MODES = ("v2-default", "v2-FULL", "v2-FULL_DECODE_ONLY", "v2-PIECEWISE", "v1-default")
 ALL_REDUCES = ("custom", "nccl")
 # What makes runs comparable, and one run another than that of another round.
 GROUP = ("model", "parallel", "mode", "all_reduce")
@@ -67,6 +69,7 @@ FIGURES = (
     ("pool", _MIB, ",.0f"),
     ("device", _MIB, ",.0f"),
     ("estimate", _MIB, ",.0f"),
+    ("saved", _MIB, ",.0f"),
     ("kv_tokens", 1, ",.0f"),
     ("capture_seconds", 1, ".2f"),
     ("tokens_per_second", 1, ",.0f"),
@@ -121,7 +124,7 @@ def missing(gpus: int) -> str | None:
     """Why nothing can be measured here."""
     for name in ("torch", "vllm"):
         if importlib.util.find_spec(name) is None:
-            return f"there is no {name}: install vLLM 0.23, or put it on PYTHONPATH"
+            return f"there is no {name}: install vLLM 0.33, or put it on PYTHONPATH"
     if not metadata.entry_points(group="vllm.general_plugins", name="cudagraph_pool"):
         return "cudagraph_pool is not installed, so vLLM would not call it: pip install ."
     import torch
@@ -165,7 +168,7 @@ def table(rows: Sequence[Row]) -> str:
     """Medians over the rounds. Rows are in the order in which they were first run."""
     head = (
         "model GPUs mode all-reduce allocator graphs of_ours pool ÷min device ÷stock estimate "
-        "KV_tokens ÷stock capture ÷stock tokens/s ÷stock digest"
+        "saved KV_tokens ÷stock capture ÷stock tokens/s ÷stock digest"
     )
     cells = [head.split()]
     for title in dict.fromkeys(map(_title, rows)):

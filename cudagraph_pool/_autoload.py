@@ -49,8 +49,11 @@ def vllm() -> None:
         from torch.cuda import _lazy_call
 
         from ._vllm import serve_all_reduce
+        from ._vllm_estimate import serve_estimate
 
-        _lazy_call(lambda: serve_all_reduce(logger))  # it imports much of vLLM
+        # They import much of vLLM.
+        _lazy_call(lambda: serve_all_reduce(logger))
+        _lazy_call(lambda: serve_estimate(logger))
 
 
 def sglang() -> None:

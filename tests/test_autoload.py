@@ -20,7 +20,7 @@ import pytest
 from entry_points import environment
 
 import cudagraph_pool
-from cudagraph_pool import _allocator, _autoload, _cli, _request, _vllm
+from cudagraph_pool import _allocator, _autoload, _cli, _request, _vllm, _vllm_estimate
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch, of any kind"
@@ -245,9 +245,10 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The loggers of vLLM's custom all-reduce, each time that it is changed."""
+    """The loggers of vLLM's custom all-reduce, each time that it is changed, and its estimate."""
     loggers: list[str] = []
     monkeypatch.setattr(_vllm, "serve_all_reduce", loggers.append)
+    monkeypatch.setattr(_vllm_estimate, "serve_estimate", loggers.append)
     return loggers
 
 
@@ -292,7 +293,7 @@ def test_plugins(
         fake_torch.init()
     plugin()
     assert enabled == [{"share_captures": False}]
-    assert served == ([logger] if plugin is _autoload.vllm else [])
+    assert served == ([logger] * 2 if plugin is _autoload.vllm else [])
     said = [record for record in caplog.records if record.name == logger]
     assert [record.levelno for record in said] == [logging.INFO]
     assert said[0].getMessage() == (

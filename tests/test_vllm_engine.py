@@ -43,6 +43,7 @@ class Engine:
             "minimum": 0 if stock else 72 * MIB,
             "device": (300 if stock else 240) * MIB,
             "estimate": 0,
+            "saved": 0 if stock else 30 * MIB,
             "kv_tokens": 1000 if stock else 1010,
             # Every round takes twice as long as the one before.
             "capture_seconds": (2.0 if stock else 2.5) * 2**number,
@@ -61,7 +62,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def run(output: Path, *arguments: str) -> int:
-    common = ["--models", "1b", "--modes", "v1-FULL", "--allocators", "stock", "ours"]
+    common = ["--models", "1b", "--modes", "v2-FULL", "--allocators", "stock", "ours"]
     return vllm_engine.main([*common, "--rounds", "2", "--output", str(output), *arguments])
 
 
@@ -72,9 +73,9 @@ def test_runs_take_turns_and_become_medians(
     assert engine.asked == [f"FULL custom {request}" for request in "0110"]
     cells = [line.split() for line in capsys.readouterr().out.splitlines()]
     stock, ours = cells[2:4]
-    assert stock[:8] == ["1b", "1", "v1-FULL", "custom", "stock", "902", "0", "128"]
-    assert ours[:9] == ["1b", "1", "v1-FULL", "custom", "ours", "902", "902", "73", "1.014"]
-    assert ours[9:17] == ["240", "0.800", "0", "1,010", "1.010", "3.75", "1.250", "3,750"]
+    assert stock[:8] == ["1b", "1", "v2-FULL", "custom", "stock", "902", "0", "128"]
+    assert ours[:9] == ["1b", "1", "v2-FULL", "custom", "ours", "902", "902", "73", "1.014"]
+    assert ours[9:18] == ["240", "0.800", "0", "30", "1,010", "1.010", "3.75", "1.250", "3,750"]
 
 
 def test_a_second_call_runs_what_is_missing(
@@ -83,7 +84,7 @@ def test_a_second_call_runs_what_is_missing(
     path = tmp_path / "rows.json"
     engine.fails = ("1", 1)
     assert run(path) == 1
-    failed = "1b 1 v1-FULL custom ours: ended with code 1: out of memory"
+    failed = "1b 1 v2-FULL custom ours: ended with code 1: out of memory"
     assert failed in capsys.readouterr().out
     engine.fails, engine.asked = None, []
     assert run(path, "--parallel", "1", "2") == 0
@@ -113,5 +114,5 @@ def test_says_what_is_missing(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "vllm" else 1)
     assert run(tmp_path / "rows.json") == 2
     assert capsys.readouterr().err == (
-        "vllm_engine.py: there is no vllm: install vLLM 0.23, or put it on PYTHONPATH\n"
+        "vllm_engine.py: there is no vllm: install vLLM 0.33, or put it on PYTHONPATH\n"
     )

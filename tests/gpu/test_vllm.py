@@ -14,11 +14,12 @@ from entry_points import environment
 
 # Two all-reduces in one graph: the second may not overwrite what the first still reads.
 PROGRAM = """
-import sys, torch
+import logging, sys, torch
 import torch.distributed as dist
 from vllm.distributed.device_communicators import custom_all_reduce
 from vllm.plugins import load_general_plugins
 
+logging.basicConfig(level=logging.INFO)  # an engine would have arranged vLLM's log
 load_general_plugins()
 rank = int(sys.argv[1])
 device = torch.device("cuda", rank % torch.cuda.device_count())

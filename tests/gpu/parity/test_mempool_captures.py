@@ -172,6 +172,91 @@ def test_memory_of_a_mem_pool_inside_a_capture_is_kept_for_the_graph(side: Side)
     assert ids() == []
 
 
+class StreamScratch:
+    """FlashInfer's, by its order of calls (0.7.4, flashinfer/utils.py: _get_stream_cache_buf): one
+    buffer for each stream, in a MemPool that is made and entered where the buffer is missing, be it
+    in a capture. One that grew is kept for the graphs that were captured with it.
+    """
+
+    def __init__(self) -> None:
+        self.pool: torch.cuda.MemPool | None = None
+        self.buffers: dict[int, torch.Tensor] = {}
+        self.retired: list[torch.Tensor] = []
+
+    def get(self, elements: int) -> torch.Tensor:
+        stream = torch.cuda.current_stream().cuda_stream
+        buffer = self.buffers.get(stream)
+        if buffer is None or buffer.numel() < elements:
+            if buffer is not None:
+                self.retired.append(buffer)
+            if self.pool is None:
+                self.pool = torch.cuda.MemPool()
+            with torch.cuda.use_mem_pool(self.pool, device=0):
+                buffer = torch.zeros(elements, device="cuda")
+            self.buffers[stream] = buffer
+        return buffer
+
+    def chain(self, x: torch.Tensor) -> torch.Tensor:
+        """What `chain` returns, by way of the scratch."""
+        y = chain(x)
+        scratch = self.get(y.numel())[: y.numel()]
+        scratch.copy_(y.flatten())
+        del y
+        torch.cat([x, x]).fill_(-1)  # takes what was freed just now
+        return scratch.reshape(x.shape) + 0
+
+
+@pytest.mark.parametrize("warmed_up", [True, False])
+def test_scratch_of_flashinfer_outlives_the_graph_that_made_it(side: Side, warmed_up: bool) -> None:
+    settle()
+    before = torch.cuda.memory_reserved()
+    scratch, stream = StreamScratch(), torch.cuda.Stream()
+    chain(fresh(512, seed=0))
+    if warmed_up:  # on another stream, as engines do: it has a buffer of its own, but the pool
+        scratch.chain(fresh(512, seed=0))
+    torch.cuda.synchronize()
+    pool = torch.cuda.graph_pool_handle()
+    inputs, outputs, graphs = {}, {}, {}
+    # The second finds the buffer of the first; for the third it grows.
+    for rows in (512, 256, 2048):
+        inputs[rows], outputs[rows] = fresh(rows, seed=1), fresh(rows, seed=2)
+        graphs[rows] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[rows], pool=pool, stream=stream):
+            outputs[rows].copy_(scratch.chain(inputs[rows]))
+    assert scratch.pool is not None
+    made = [*scratch.retired, *scratch.buffers.values()]
+    assert len(made) == 2 + warmed_up
+    assert all(inside(buffer, scratch.pool.id) for buffer in made)
+    assert not any(inside(buffer, pool) for buffer in made)
+
+    def replay(*sizes: int) -> None:
+        for seed, rows in enumerate(sizes, start=3):
+            inputs[rows].copy_(fresh(rows, seed=seed))
+            graphs[rows].replay()
+            assert torch.equal(outputs[rows], chain(inputs[rows]))
+
+    replay(512, 2048, 256, 512)
+    del graphs[512]  # in whose capture the scratch of the second one was made
+    settle()
+    taken = [new_bytes(2, 9) for _ in range(64)]
+    replay(2048, 256, 2048)
+    with torch.cuda.stream(stream):  # eager work has the buffer of the last capture
+        x = fresh(1024, seed=0)
+        y = scratch.chain(x)
+    torch.cuda.synchronize()
+    assert torch.equal(y, chain(x))
+    assert all(int(t.min()) == int(t.max()) == 9 for t in taken)
+    graphs.clear()
+    settle()
+    assert all(inside(buffer, scratch.pool.id) for buffer in made)
+    inputs.clear()
+    outputs.clear()
+    del made, scratch, taken, x, y
+    settle()
+    assert ids() == []
+    assert torch.cuda.memory_reserved() <= before
+
+
 def test_captured_into_again_after_its_last_graph(side: Side) -> None:
     pool = torch.cuda.MemPool()
     for seed in range(3):
