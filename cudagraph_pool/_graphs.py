@@ -147,7 +147,7 @@ class GraphPool:
         r"""The device that the pool's memory is on."""
         return self._device
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         r"""Return what the pool holds, in bytes and counts.
 
         - ``reserved_bytes``: physical memory, ``pages`` of ``page_bytes`` each.
@@ -161,12 +161,15 @@ class GraphPool:
           behind these: one for each page, or in a large pool for up to 64 pages.
         - ``execs``: executables that graphs with ``shared_exec`` have now;
           ``exec_instantiations``, ``exec_updates``: how often one was made, and how often one was
-          brought up to date for another graph.
+          brought up to date for another graph; ``exec_alone``: a dictionary that says why some of
+          these graphs keep one of their own, and how many do for that reason.
         """
         self._require_open()
-        stats: dict[str, int] = self._adapter.stats(self._device.index, self._id)
+        stats: dict[str, Any] = self._adapter.stats(self._device.index, self._id)
+        if self._execs is not None:
+            return stats | self._execs.stats()
         counts = ("execs", "exec_instantiations", "exec_updates")
-        return stats | (dict.fromkeys(counts, 0) if self._execs is None else self._execs.stats())
+        return stats | dict.fromkeys(counts, 0) | {"exec_alone": {}}
 
     def snapshot(self) -> dict[str, Any]:
         r"""Return the live blocks and the mapped ranges of the pool.

@@ -1,6 +1,8 @@
 // Executables on an NVIDIA GPU.
 #pragma once
 
+#include <atomic>
+
 #include "driver/cuda_context.h"
 #include "exec/graph_driver.h"
 
@@ -33,6 +35,8 @@ class CudaGraphDriver final : public GraphDriver {
   }
 
   CudaContext context_;
+  // A bit for each attribute of kernels that the driver refuses to tell: it is asked once for it.
+  std::atomic<uint64_t> refused_ = 0;
 };
 
 }  // namespace cgp

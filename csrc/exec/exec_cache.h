@@ -45,6 +45,7 @@ class ExecCache {
     std::size_t execs = 0;  // that exist now
     uint64_t instantiations = 0;
     uint64_t updates = 0;
+    std::map<std::string, std::size_t> alone = {};  // graphs that do not share, by reason
   };
   struct Launch {
     StreamId stream;
@@ -119,6 +120,7 @@ class ExecCache {
   };
   struct Member {
     Graph graph;
+    std::string alone = {};                   // why it does not share, if it does not
     std::shared_ptr<Run> last_run = nullptr;  // of those on executables that it has lost, likewise
   };
   void RemoveLocked(GraphNumber graph);
@@ -136,12 +138,11 @@ class ExecCache {
   void DestroyHandle(ExecNumber number) noexcept;
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
-  bool Running(Exec& exec);
+  // Whether a launch has not ended, if there is one: one that has is forgotten.
+  bool Running(std::shared_ptr<Run>& run);
   void NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& launch);
-  // Marks its end, if that is possible now.
-  void MarkEnd(Run& run);
-  void MarkUnlessHeld(Run& run);
-  bool HasEnded(Run& run);
+  // Marks its end, if that is possible now. A stream that may be gone `is_there` after the launch.
+  void MarkEnd(Run& run, bool is_there = false);
   // The graph that it holds is about to lose it.
   void RememberRun(ExecNumber number);
   // What follows on the stream runs behind that launch, if there is one.

@@ -397,9 +397,12 @@ def test_what_cannot_be_shared_keeps_its_own() -> None:
     trail.check()
     stats = pool.stats()
     assert stats["execs"] == 1 + len(alone)
+    (n,) = stats["exec_alone"].values()
+    assert n == len(alone)
     assert stats["exec_instantiations"] == 1 + len(alone)
     alone.clear()
     assert pool.stats()["execs"] == 1
+    assert pool.stats()["exec_alone"] == {}
 
 
 def test_copies_of_rows_whether_the_driver_updates_them_or_not() -> None:
