@@ -61,7 +61,7 @@ requires(std::is_trivially_copyable_v<Values>&&...) void Append(std::string& key
 
 class KindReader {
  public:
-  KindReader(CudaContext& context, std::atomic<uint64_t>& refused, CUgraph graph)
+  KindReader(CudaContext& context, CudaGraphDriver::Refused& refused, CUgraph graph)
       : context_(context), refused_(refused), graph_(graph) {
     context_.Call(api().cuDeviceGetAttribute, &gpu_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
                   context_.cu_device());
@@ -207,7 +207,7 @@ class KindReader {
   }
 
   CudaContext& context_;
-  std::atomic<uint64_t>& refused_;
+  CudaGraphDriver::Refused& refused_;
   CUgraph const graph_;
   int gpu_ = 0;  // the major number of its compute capability
   GraphKind kind_;

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <functional>
-#include <optional>
 #include <set>
 #include <string>
 #include <utility>
@@ -45,7 +44,7 @@ class GraphKindTest : public CudaDriverTest {
   }
 
   GraphKind KindOf(FakeGraph graph) {
-    const GraphKind kind = driver_->KindOf(Graph{reinterpret_cast<uintptr_t>(&graph)});
+    const GraphKind kind = driver_.KindOf(Graph{reinterpret_cast<uintptr_t>(&graph)});
     EXPECT_TRUE(contexts.empty());
     EXPECT_EQ(capture_mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
     return kind;
@@ -65,7 +64,8 @@ class GraphKindTest : public CudaDriverTest {
   FakeFunction function_;
   FakeFunction kernel_;
   FakeFunction another_;
-  std::optional<CudaGraphDriver> driver_{std::in_place, 0, api_};
+  CudaGraphDriver::Refused refused_ = 0;
+  CudaGraphDriver driver_{0, api_, refused_};
   std::set<std::string> keys_;  // all different
 };
 
@@ -185,7 +185,7 @@ TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifferen
       fake_.unknown_attributes.clear();
       if (hidden) fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
       fake_.asked_attributes.clear();
-      driver_.emplace(0, api_);
+      refused_ = 0;
       const bool differ = KindWith(with_another).key != KindOf(Plain()).key;
       EXPECT_EQ(differ, major == 10 && hidden) << major << " " << hidden;
       EXPECT_EQ(fake_.asked_attributes.contains(CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION),
@@ -247,7 +247,7 @@ TEST_F(NewerDriverTest, WhatItDoesNotSetMakesNoDifference) {
   const std::string key = KindOf(Plain()).key;
   EXPECT_EQ(KeyWithAnotherFunction(), key);
   api_.version = 13000;
-  driver_.emplace(0, api_);
+  refused_ = 0;
   fake_.unknown_function_attributes.insert(kFunctionSharedMemoryMode);
   EXPECT_EQ(KeyWithAnotherFunction(), KindOf(Plain()).key);
 }
@@ -259,7 +259,7 @@ TEST_F(NewerDriverTest, OneThatWasTriedIsNotAskedForMore) {
       fake_.compute_major = major;
       fake_.asked_attributes.clear();
       fake_.asked_function_attributes.clear();
-      driver_.emplace(0, api_);
+      refused_ = 0;
       EXPECT_EQ(KindOf(Plain()).alone, "");
       std::set<int> expected = {1, 2, 4, 5, 8, 9, 10};
       if (version >= 12080 && major == 10) expected.insert(11);
@@ -275,7 +275,9 @@ TEST_F(NewerDriverTest, OneThatWasTriedIsNotAskedForMore) {
 
 TEST_F(NewerDriverTest, ARefusalIsAskedForOnceAndLeavesGraphsToShare) {
   const GraphKind first = KindOf(Plain());
-  const GraphKind second = KindOf(Plain());
+  FakeGraph again = Plain();
+  CudaGraphDriver of_another_pool(0, api_, refused_);
+  const GraphKind second = of_another_pool.KindOf(Graph{reinterpret_cast<uintptr_t>(&again)});
   EXPECT_EQ(first.alone, "");
   EXPECT_EQ(first.key, second.key);
   EXPECT_EQ(fake_.asked_attributes.count(kUnheardOf), 1u);
@@ -286,7 +288,7 @@ TEST_F(NewerDriverTest, ARefusalIsAskedForOnceAndLeavesGraphsToShare) {
 TEST_F(NewerDriverTest, WhoTellsWhatNobodyHasHeardOfDoesNotShare) {
   for (const int id : {kUnheardOf, kUnheardOf + 3}) {
     fake_.unknown_attributes.erase(id);
-    driver_.emplace(0, api_);
+    refused_ = 0;
     EXPECT_EQ(KindOf(Plain()).alone,
               "the driver is too new: its cuGraphKernelNodeGetAttribute tells attribute " +
                   std::to_string(id));
@@ -299,7 +301,7 @@ TEST_F(NewerDriverTest, WhoTellsWhatNobodyHasHeardOfDoesNotShare) {
     fake_.unknown_attributes.insert(id);
   }
   fake_.unknown_function_attributes.erase(kUnheardOfFunction);
-  driver_.emplace(0, api_);
+  refused_ = 0;
   EXPECT_EQ(KindWith([](FakeGraph& g) { g.nodes[3].type = CU_GRAPH_NODE_TYPE_EMPTY; }).alone,
             "the driver is too new: its cuFuncGetAttribute tells attribute 18");
   EXPECT_EQ(KindWith([](FakeGraph& g) { g.nodes[2].type = CU_GRAPH_NODE_TYPE_EMPTY; }).alone,
@@ -311,7 +313,7 @@ TEST_F(NewerDriverTest, WhereAModeIsHiddenTheFunctionMakesADifference) {
     fake_.unknown_attributes.insert(id);
     for (const int version : {13010, 13020}) {
       api_.version = version;
-      driver_.emplace(0, api_);
+      refused_ = 0;
       const bool stands_for_it = KeyWithAnotherFunction() != KindOf(Plain()).key;
       EXPECT_EQ(stands_for_it, version == 13020 && id >= kPortableClusterSizeMode) << id;
       EXPECT_EQ(KindOf(Plain()).alone, "");
