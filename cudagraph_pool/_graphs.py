@@ -281,13 +281,15 @@ class graph:  # noqa: N801
             at 1 to 2 microseconds of CPU time for each node, or, in a program whose replays stay
             with a graph for a while, makes a new one in its place, at 4 to 6 (an updated one is
             slower on the device). ``instantiate()`` does so ahead. Graphs with child graphs,
-            conditional or memory nodes keep an executable of their own, and a graph that is
-            replayed while one that it shares with still runs on another stream gets one more, so
-            that neither waits for the other on the device. On the CPU a replay waits while another
-            thread's is making a switch, and up to a tenth of a second for an executable that has to
-            make room and still runs. Where the GPU has no memory for another executable, those that
-            there are make room for it, in the end all of them. Hooks that newer releases of torch
-            call when a graph is instantiated are not called: no executable is this graph's alone.
+            conditional or memory nodes keep an executable of their own, as do all on a driver that
+            is too new to know what it carries over: :meth:`GraphPool.stats` says why
+            (``exec_alone``). A graph that is replayed while one that it shares with still runs on
+            another stream gets one more, so that neither waits for the other on the device. On the
+            CPU a replay waits while another thread's is making a switch, and up to a tenth of a
+            second for an executable that has to make room and still runs. Where the GPU has no
+            memory for another executable, those that there are make room for it, in the end all of
+            them. Hooks that newer releases of torch call when a graph is instantiated are not
+            called: no executable is this graph's alone.
             Default: what the pool was made with.
 
     Raises:

@@ -7,7 +7,7 @@
 //
 // CUDA orders the launches of one executable, on whatever streams, and so those of a graph that
 // keeps its own. Who shares expects no less: when an executable is taken from a graph the end of
-// its last launch is marked, and a launch on another stream waits for the mark, as streams can.
+// its last launch is marked, and a launch on another stream waits for the mark in stream order.
 //
 // An executable that has to make room for another one is destroyed when its last launch has ended:
 // until then it would keep its memory, and a program that runs far ahead of the device could fill

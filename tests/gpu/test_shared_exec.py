@@ -35,6 +35,7 @@ def test_bit_for_bit_what_separate_executables_do(limit: dict[str, Any]) -> None
     stats = pool.stats()
     assert stats["exec_updates"] > 0
     assert stats["execs"] < len(SIZES)
+    assert stats["exec_alone"] == {}
     assert stats["execs"] <= (limit.get("max_execs", _MAX_EXECS) or len(SIZES))
 
 
