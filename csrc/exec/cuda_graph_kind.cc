@@ -176,20 +176,20 @@ class KindReader {
   // Asked once a function: many nodes have the same.
   const std::string& FunctionAttributes(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
     const auto [found, is_new] = functions_.try_emplace(FunctionOf(kernel));
-    if (!is_new) return found->second;
-    const bool is_function = kernel.func != nullptr;
-    const char* const call =
-        is_function ? api().cuFuncGetAttribute.name : api().cuKernelGetAttribute.name;
-    AddAll(kFunctionAttributes, call, 32, [&](int id) {
+    std::string& key = found->second;
+    if (!is_new) return key;
+    const bool func = kernel.func != nullptr;
+    const char* const name = func ? api().cuFuncGetAttribute.name : api().cuKernelGetAttribute.name;
+    AddAll(kFunctionAttributes, name, 32, [&](int id) {
       const auto attribute = static_cast<CUfunction_attribute>(id);
       int value = 0;
-      const CUresult code = is_function ? api().cuFuncGetAttribute(&value, attribute, kernel.func)
-                                        : api().cuKernelGetAttribute(&value, attribute, kernel.kern,
-                                                                     context_.cu_device());
-      if (code == CUDA_SUCCESS) Append(found->second, value);
+      const CUresult code =
+          func ? api().cuFuncGetAttribute(&value, attribute, kernel.func)
+               : api().cuKernelGetAttribute(&value, attribute, kernel.kern, context_.cu_device());
+      if (code == CUDA_SUCCESS) Append(key, value);
       return code;
     });
-    return found->second;
+    return key;
   }
 
   void AddCopy(CUgraphNode node) {
