@@ -161,7 +161,7 @@ class GraphPool:
         r"""The device that the pool's memory is on."""
         return self._device
 
-    def stats(self) -> dict[str, int]:
+    def stats(self) -> dict[str, Any]:
         r"""Return what the pool holds, in bytes and counts.
 
         - ``reserved_bytes``: physical memory, ``pages`` of ``page_bytes`` each.
@@ -175,12 +175,15 @@ class GraphPool:
           behind these: one for each page, or in a large pool for up to 64 pages.
         - ``execs``: executables that graphs with ``shared_exec`` have now;
           ``exec_instantiations``, ``exec_updates``: how often one was made, and how often one was
-          brought up to date for another graph.
+          brought up to date for another graph; ``exec_alone``: a dictionary that says why some of
+          these graphs keep one of their own, and how many do for that reason.
         """
         self._require_open()
-        stats: dict[str, int] = self._adapter.stats(self._device.index, self._id)
+        stats: dict[str, Any] = self._adapter.stats(self._device.index, self._id)
+        if self._execs is not None:
+            return stats | self._execs.stats()
         counts = ("execs", "exec_instantiations", "exec_updates")
-        return stats | (dict.fromkeys(counts, 0) if self._execs is None else self._execs.stats())
+        return stats | dict.fromkeys(counts, 0) | {"exec_alone": {}}
 
     def snapshot(self) -> dict[str, Any]:
         r"""Return the live blocks and the mapped ranges of the pool.
@@ -296,13 +299,15 @@ class graph:  # noqa: N801
             at 1 to 2 microseconds of CPU time for each node, or, in a program whose replays stay
             with a graph for a while, makes a new one in its place, at 4 to 6 (an updated one is
             slower on the device). ``instantiate()`` does so ahead. Graphs with child graphs,
-            conditional or memory nodes keep an executable of their own, and a graph that is
-            replayed while one that it shares with still runs on another stream gets one more, so
-            that neither waits for the other on the device. On the CPU a replay waits while another
-            thread's is making a switch, and up to a tenth of a second for an executable that has to
-            make room and still runs. Where the GPU has no memory for another executable, those that
-            there are make room for it, in the end all of them. Hooks that newer releases of torch
-            call when a graph is instantiated are not called: no executable is this graph's alone.
+            conditional or memory nodes keep an executable of their own, as do all on a driver that
+            is too new to know what it carries over: :meth:`GraphPool.stats` says why
+            (``exec_alone``). A graph that is replayed while one that it shares with still runs on
+            another stream gets one more, so that neither waits for the other on the device. On the
+            CPU a replay waits while another thread's is making a switch, and up to a tenth of a
+            second for an executable that has to make room and still runs. Where the GPU has no
+            memory for another executable, those that there are make room for it, in the end all of
+            them. Hooks that newer releases of torch call when a graph is instantiated are not
+            called: no executable is this graph's alone.
             Default: what the pool was made with.
         own_workspace (bool): Capture on a stream of the pool's own, so that graphs of other pools
             may run at the same time: until torch 2.15 cuBLAS has one workspace for each stream and

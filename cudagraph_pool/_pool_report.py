@@ -138,10 +138,11 @@ def _of_process(process: Mapping[str, Any]) -> list[str]:
     lines = [f"{ours} captures in pools of cudagraph_pool, {base} in PyTorch's own"]
     if base:
         lines += [f"why there: {', '.join(f'{why}: {n}' for why, n in reasons.items() if n)}"]
-    return lines + [
-        f"{execs['execs']} executables run all graphs of cuda:{execs['device']} that share them"
-        for execs in process["execs"]
-    ]
+    for execs in process["execs"]:
+        on = f"of cuda:{execs['device']}"
+        lines += [f"{execs['execs']} executables run all graphs {on} that share them"]
+        lines += [f"{n} graphs {on} do not share: {why}" for why, n in execs["exec_alone"].items()]
+    return lines
 
 
 def _as_json(pool: PoolCost) -> dict[str, Any]:

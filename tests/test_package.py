@@ -214,7 +214,7 @@ def test_public_names_are_documented() -> None:
 
 def test_each_figure_of_a_pool_is_documented() -> None:
     names = [name for name in dir(_core.PoolStats) if not name.startswith("_")]
-    names += ["execs", "exec_instantiations", "exec_updates"]
+    names += ["execs", "exec_instantiations", "exec_updates", "exec_alone"]
     document = cudagraph_pool.GraphPool.stats.__doc__ or ""
     assert [name for name in names if f"``{name}``" not in document] == []
 

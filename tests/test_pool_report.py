@@ -77,7 +77,8 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     fake = Adapter()
     monkeypatch.setattr(_stats, "loaded_adapter", lambda: fake)
     monkeypatch.setattr(_live_map, "load_adapter", lambda: fake)
-    shared: Any = SimpleNamespace(_caches={1: SimpleNamespace(stats=lambda: {"execs": 3})})
+    execs = {"execs": 3, "exec_alone": {"the driver is too new": 2}}
+    shared: Any = SimpleNamespace(_caches={1: SimpleNamespace(stats=lambda: execs)})
     monkeypatch.setitem(sys.modules, "cudagraph_pool._shared_capture", shared)
     torch: Any = SimpleNamespace(
         cuda=SimpleNamespace(device_count=lambda: 2, memory=SimpleNamespace()),
@@ -97,7 +98,8 @@ def test_without_an_adapter_there_is_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_stats_of_every_kind_of_pool(adapter: Adapter) -> None:
     found = cgp.stats()
-    assert found["execs"] == [{"device": 1, "execs": 3}]
+    alone = {"the driver is too new": 2}
+    assert found["execs"] == [{"device": 1, "execs": 3, "exec_alone": alone}]
     assert found["captures"] == {
         "ours": 10,
         "base": 3,
@@ -139,6 +141,7 @@ def test_report_of_a_process(adapter: Adapter) -> None:
         "10 captures in pools of cudagraph_pool, 3 in PyTorch's own\n"
         "why there: disabled: 2, older_pool: 1\n"
         "3 executables run all graphs of cuda:1 that share them\n"
+        "2 graphs of cuda:1 do not share: the driver is too new\n"
     )
     assert max(map(len, text.splitlines())) <= 80
     row = next(line for line in text.splitlines() if line.startswith("cuda:1 (0, 5)"))

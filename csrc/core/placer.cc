@@ -252,18 +252,15 @@ uint32_t Placer::PagesAhead(const FreeView& view, Granules length) const {
 }
 
 void Placer::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {
-  const auto mib = [](uint64_t amount) {
-    return std::to_string((amount >> 20) + ((amount >> 19) & 1)) + " MiB";
-  };
-  std::string text = "cudagraph_pool: out of memory: a block of " + std::to_string(bytes) +
-                     " bytes (" + mib(bytes) + ") needs new pages of " + mib(page_size().bytes()) +
-                     "; the pool holds " + mib(space().page_count() * page_size().bytes()) +
-                     " in " + std::to_string(space().page_count()) + " pages, of which " +
-                     mib(space().free().bytes()) + " are free but do not fit; device " +
-                     std::to_string(driver_.device());
+  std::string text =
+      "cudagraph_pool: out of memory: a block of " + std::to_string(bytes) + " bytes (" +
+      Size(bytes) + ") needs new pages of " + Size(page_size().bytes()) + "; the pool holds " +
+      Size(space().page_count() * page_size().bytes()) + " in " +
+      std::to_string(space().page_count()) + " pages, of which " + Size(space().free().bytes()) +
+      " are free but do not fit; device " + std::to_string(driver_.device());
   try {
     const MemoryInfo info = driver_.Info();
-    text += " has " + mib(info.free_bytes) + " free of " + mib(info.total_bytes);
+    text += " has " + Size(info.free_bytes) + " free of " + Size(info.total_bytes);
   } catch (const DriverError&) {
     text += " does not say what it has free";
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <functional>
 #include <iterator>
 #include <utility>
 
@@ -331,6 +332,35 @@ PoolSnapshot PoolSet::Snapshot(PoolId id) const {
 std::vector<CaptureStats> PoolSet::Captures(PoolId id) const {
   const std::lock_guard lock(mutex_);
   return Known(id).pool.captures();
+}
+
+std::string PoolSet::Describe(std::optional<PoolId> first) const {
+  constexpr size_t kNamed = 3;
+  const std::lock_guard lock(mutex_);
+  std::vector<const Member*> holding;
+  for (const auto& [id, member] : members_) {
+    if (member->pool.reserved_bytes() > 0) holding.push_back(member.get());
+  }
+  if (holding.empty()) return "";
+  std::ranges::sort(holding, std::greater(), [&](const Member* member) {
+    return std::pair(member->id == first, member->pool.reserved_bytes());
+  });
+  const auto amounts = [](uint64_t reserved, uint64_t live) {
+    return Size(reserved) + " (" + Size(live) + " in live blocks, " + Size(reserved - live) +
+           " free)";
+  };
+  std::string text = "cudagraph_pool: graph pools of GPU " + std::to_string(driver_.device()) +
+                     " hold " + amounts(usage_.reserved_bytes.current, usage_.all.bytes.current);
+  for (size_t i = 0; i < std::min(kNamed, holding.size()); ++i) {
+    const PoolStats stats = holding[i]->pool.Stats();
+    text += (i == 0 ? ": pool " : "; pool ") + ToString(holding[i]->id) + " holds " +
+            amounts(stats.reserved_bytes, stats.allocated_bytes) + " for " +
+            std::to_string(holding[i]->users) + " user(s)";
+  }
+  if (holding.size() > kNamed) text += "; " + std::to_string(holding.size() - kNamed) + " more";
+  return text +
+         ". Users are graphs and objects such as GraphPool: once they are gone a pool gives back "
+         "what it holds. cudagraph_pool.report() says what each graph takes";
 }
 
 SetUsage PoolSet::Usage() const {

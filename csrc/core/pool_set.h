@@ -127,6 +127,9 @@ class PoolSet {
   PoolSnapshot Snapshot(PoolId id) const;
   std::vector<CaptureStats> Captures(PoolId id) const;
 
+  // What the pools hold, for the text of an error: in all, and each of the largest, the `first` one
+  // before them. Nothing if they hold nothing.
+  std::string Describe(std::optional<PoolId> first = std::nullopt) const;
   SetUsage Usage() const;
   // The bytes of physical memory that each pool has, and what it had: the last pools that are gone
   // are remembered.

@@ -533,6 +533,51 @@ TEST(PoolSetLimitTest, SaysWhatIsHeldAndWhatWasAskedFor) {
   set.Allocate(kOne, 2 * kPage, kA);
 }
 
+constexpr char kAdvice[] =
+    ". Users are graphs and objects such as GraphPool: once they are gone a pool gives back what "
+    "it holds. cudagraph_pool.report() says what each graph takes";
+
+TEST_F(PoolSetTest, SaysWhatItsPoolsHold) {
+  EXPECT_EQ(set_->Describe(), "");
+  Begin(kOne);
+  EXPECT_EQ(set_->Describe(kOne), "") << "it holds nothing yet";
+  const Block kept = Allocate(kOne, kPage);
+  set_->Free(Allocate(kOne, 2 * kPage).address);
+  End(kOne);
+  set_->Retain(kOne);
+  const std::string one =
+      "pool (0, 1) holds 12.00 KiB (4.00 KiB in live blocks, 8.00 KiB free) "
+      "for 2 user(s)";
+  EXPECT_EQ(set_->Describe(),
+            "cudagraph_pool: graph pools of GPU 0 hold 12.00 KiB (4.00 KiB in live blocks, 8.00 "
+            "KiB free): " +
+                one + kAdvice);
+  set_->Release(kOne);
+  set_->Release(kOne);
+  EXPECT_THAT(set_->Describe(), HasSubstr("for 0 user(s)")) << "a block keeps it";
+  set_->Free(kept.address);
+  set_->Trim();
+  EXPECT_EQ(set_->Describe(), "");
+}
+
+TEST_F(PoolSetTest, NamesTheLargestPoolsAndFirstTheOneThatWasAskedFor) {
+  for (uint64_t number = 1; number <= 5; ++number) MakeUnused({0, number}, number);
+  const auto names = [](const std::string& text) {
+    std::string found;
+    for (size_t at = text.find("pool ("); at != std::string::npos;
+         at = text.find("pool (", at + 1)) {
+      found += text.substr(at + 9, 1);
+    }
+    return found;
+  };
+  EXPECT_EQ(names(set_->Describe()), "543");
+  EXPECT_EQ(names(set_->Describe(PoolId{0, 2})), "254");
+  EXPECT_EQ(names(set_->Describe(kUnknown)), "543");
+  EXPECT_THAT(set_->Describe(),
+              HasSubstr("hold 60.00 KiB (0 bytes in live blocks, 60.00 KiB free)"));
+  EXPECT_THAT(set_->Describe(), HasSubstr("; 2 more."));
+}
+
 TEST(PoolSetLimitTest, ATrimMakesRoom) {
   HostDriver host({.granularity = kPage, .physical_limit_bytes = 8 * kPage, .map_memory = false});
   PoolSet set(host);

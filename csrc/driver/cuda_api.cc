@@ -61,7 +61,7 @@ Loaded Load() {
   }
   const auto get_version =
       reinterpret_cast<PFN_cuDriverGetVersion_v2020>(dlsym(library, "cuDriverGetVersion"));
-  int driver_version = 0;
+  int& driver_version = loaded.api.version;
   if (get_version != nullptr) get_version(&driver_version);
   void* found = nullptr;
 #define CGP_CUDA_FIND(function, version)                                         \

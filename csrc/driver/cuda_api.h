@@ -77,6 +77,7 @@ struct CudaApi {
   CGP_CUDA_FUNCTIONS(CGP_CUDA_FIELD)
   CGP_CUDA_FIELD(cuCtxRecordEvent, 12050)  // nullptr where the driver is older
 #undef CGP_CUDA_FIELD
+  int version = 0;  // of the driver's CUDA, times 1000
 };
 
 // The functions of this machine's driver, loaded by the first call and kept for good. Throws

@@ -88,9 +88,10 @@ struct FakeCuda {
   CUgraphNode node = nullptr;
 
   // Of graphs and executables.
-  std::set<CUlaunchAttributeID> unknown_attributes;
-  std::set<CUlaunchAttributeID> asked_attributes;
-  int function_questions = 0;
+  std::set<int> unknown_attributes;  // of launches
+  std::multiset<int> asked_attributes;
+  std::set<int> unknown_function_attributes;
+  std::multiset<int> asked_function_attributes;
   CUgraph graph = nullptr;
   CUgraphExec exec = nullptr;
   unsigned long long instantiate_flags = 0;
@@ -386,15 +387,17 @@ inline void FakeKernels(CudaApi* api) {
   };
   // A function that was never used is loaded when it is asked after, which captures forbid.
   api->cuFuncGetAttribute = [](int* value, CUfunction_attribute attribute, CUfunction function) {
+    fake->asked_function_attributes.insert(attribute);
+    if (fake->unknown_function_attributes.contains(attribute)) return CUDA_ERROR_INVALID_VALUE;
     *value = reinterpret_cast<FakeFunction*>(function)->attributes[attribute];
-    ++fake->function_questions;
     return InContextAndRelaxed("cuFuncGetAttribute");
   };
   api->cuKernelGetAttribute = [](int* value, CUfunction_attribute attribute, CUkernel kernel,
                                  CUdevice device) {
     if (device != 100) return CUDA_ERROR_INVALID_DEVICE;
+    fake->asked_function_attributes.insert(attribute);
+    if (fake->unknown_function_attributes.contains(attribute)) return CUDA_ERROR_INVALID_VALUE;
     *value = reinterpret_cast<FakeFunction*>(kernel)->attributes[attribute];
-    ++fake->function_questions;
     return InContextAndRelaxed("cuKernelGetAttribute");
   };
 }
@@ -431,6 +434,7 @@ class CudaDriverTest : public testing::Test {
  protected:
   CudaDriverTest() {
     fake = &fake_;
+    api_.version = 13000;
     FakeDevices(&api_);
     FakeContexts(&api_);
     FakeMemory(&api_);

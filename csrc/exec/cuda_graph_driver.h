@@ -1,6 +1,9 @@
 // Executables on an NVIDIA GPU.
 #pragma once
 
+#include <array>
+#include <atomic>
+
 #include "driver/cuda_context.h"
 #include "exec/graph_driver.h"
 
@@ -8,11 +11,16 @@ namespace cgp {
 
 class CudaGraphDriver final : public GraphDriver {
  public:
+  // A bit for each attribute of kernels that the driver refuses to tell: it is asked once for it.
+  using Refused = std::atomic<uint64_t>;
+
   // `device` is an ordinal as the CUDA runtime and PyTorch count. Throws DriverError where there is
   // no such device, or no driver. Makes no context.
-  explicit CudaGraphDriver(int device) : CudaGraphDriver(device, CudaApiOrThrow(device)) {}
-  // With other functions than those of the driver of this machine; `api` must outlive this.
-  CudaGraphDriver(int device, const CudaApi& api) : context_(api, device) {}
+  explicit CudaGraphDriver(int device)
+      : CudaGraphDriver(device, CudaApiOrThrow(device), refused_on_[device & 255]) {}
+  // With other functions than those of the driver of this machine. Both must outlive this.
+  CudaGraphDriver(int device, const CudaApi& api, Refused& refused)
+      : context_(api, device), refused_(refused) {}
 
   GraphKind KindOf(Graph graph) override;  // cuda_graph_kind.cc
   GraphExec Instantiate(Graph graph) override;
@@ -32,7 +40,9 @@ class CudaGraphDriver final : public GraphDriver {
     context_.Check(call, code, DriverStatus::kOutOfMemory);
   }
 
+  static inline constinit std::array<Refused, 256> refused_on_{};  // each device, by the process
   CudaContext context_;
+  Refused& refused_;
 };
 
 }  // namespace cgp

@@ -20,11 +20,12 @@ class CudaGraphDriverTest : public CudaDriverTest {
   Graph graph() { return Graph{reinterpret_cast<uintptr_t>(&graph_)}; }
 
   FakeGraph graph_{.nodes = {FakeNode{}}, .edges = {}};
+  CudaGraphDriver::Refused refused_ = 0;
   const GraphExec exec_{reinterpret_cast<uintptr_t>(kExec)};
 };
 
 TEST_F(CudaGraphDriverTest, InstantiatesAsTorchDoes) {
-  CudaGraphDriver driver(0, api_);
+  CudaGraphDriver driver(0, api_, refused_);
   EXPECT_EQ(driver.Instantiate(graph()), exec_);
   EXPECT_EQ(fake_.graph, ToCuda(&graph_));
   // AUTO_FREE_ON_LAUNCH and USE_NODE_PRIORITY, and not UPLOAD nor DEVICE_LAUNCH.
@@ -32,7 +33,7 @@ TEST_F(CudaGraphDriverTest, InstantiatesAsTorchDoes) {
 }
 
 TEST_F(CudaGraphDriverTest, UpdatesUploadsAndDestroysWhatItIsTold) {
-  CudaGraphDriver driver(0, api_);
+  CudaGraphDriver driver(0, api_, refused_);
   EXPECT_TRUE(driver.Update(exec_, graph()));
   EXPECT_EQ(fake_.exec, kExec);
   EXPECT_EQ(fake_.graph, ToCuda(&graph_));
@@ -46,7 +47,7 @@ TEST_F(CudaGraphDriverTest, UpdatesUploadsAndDestroysWhatItIsTold) {
 }
 
 TEST_F(CudaGraphDriverTest, ARefusalIsNoError) {
-  CudaGraphDriver driver(0, api_);
+  CudaGraphDriver driver(0, api_, refused_);
   fake_.failing = {{"cuGraphExecUpdate", CUDA_ERROR_GRAPH_EXEC_UPDATE_FAILURE}};
   EXPECT_FALSE(driver.Update(exec_, graph()));
   EXPECT_TRUE(contexts.empty());
@@ -56,7 +57,7 @@ TEST_F(CudaGraphDriverTest, ARefusalIsNoError) {
 }
 
 TEST_F(CudaGraphDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndDevice) {
-  CudaGraphDriver driver(0, api_);
+  CudaGraphDriver driver(0, api_, refused_);
   const std::vector<std::pair<std::string, std::function<void()>>> calls = {
       {"cuGraphInstantiateWithFlags", [&] { driver.Instantiate(graph()); }},
       {"cuGraphExecUpdate", [&] { driver.Update(exec_, graph()); }},
@@ -72,13 +73,13 @@ TEST_F(CudaGraphDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndDevice) {
     EXPECT_NE(std::string(other.what()).find("CUDA_ERROR_INVALID_VALUE (1)"), std::string::npos);
   }
   Failing("cuDevicePrimaryCtxRetain", CUDA_ERROR_OUT_OF_MEMORY, [&] {
-    CudaGraphDriver another(0, api_);
+    CudaGraphDriver another(0, api_, refused_);
     another.Instantiate(graph());
   });
 }
 
 TEST_F(CudaGraphDriverTest, DestroyingCannotFail) {
-  CudaGraphDriver driver(0, api_);
+  CudaGraphDriver driver(0, api_, refused_);
   fake_.failing = {{"cuGraphExecDestroy", CUDA_ERROR_INVALID_VALUE}};
   driver.Destroy(exec_);
   EXPECT_EQ(fake_.exec, kExec);
@@ -86,7 +87,7 @@ TEST_F(CudaGraphDriverTest, DestroyingCannotFail) {
 }
 
 TEST_F(CudaGraphDriverTest, LeavesTheThreadsContextAndCaptureModeAsTheyWere) {
-  CudaGraphDriver driver(0, api_);
+  CudaGraphDriver driver(0, api_, refused_);
   const std::vector<std::function<void()>> calls = {
       [&] { driver.KindOf(graph()); },        [&] { driver.Instantiate(graph()); },
       [&] { driver.Update(exec_, graph()); }, [&] { driver.Upload(exec_, kStream); },
@@ -111,7 +112,7 @@ TEST_F(CudaGraphDriverTest, LeavesTheThreadsContextAndCaptureModeAsTheyWere) {
 
 TEST_F(CudaGraphDriverTest, RetainsThePrimaryContextWhenFirstNeededAndOnce) {
   {
-    CudaGraphDriver driver(0, api_);
+    CudaGraphDriver driver(0, api_, refused_);
     EXPECT_EQ(fake_.retained, 0) << "a driver that nobody uses must not make a context";
     driver.Instantiate(graph());
     driver.Update(exec_, graph());
@@ -122,9 +123,9 @@ TEST_F(CudaGraphDriverTest, RetainsThePrimaryContextWhenFirstNeededAndOnce) {
 }
 
 TEST_F(CudaGraphDriverTest, ThrowsWhereThereIsNoSuchDeviceOrNoDriver) {
-  Failing("cuInit", CUDA_ERROR_NO_DEVICE, [&] { CudaGraphDriver driver(0, api_); });
+  Failing("cuInit", CUDA_ERROR_NO_DEVICE, [&] { CudaGraphDriver driver(0, api_, refused_); });
   try {
-    CudaGraphDriver driver(2, api_);
+    CudaGraphDriver driver(2, api_, refused_);
     FAIL();
   } catch (const DriverError& error) {
     EXPECT_EQ(error.call(), "cuDeviceGet");

@@ -5,9 +5,10 @@
 // of another graph. So the key holds all that an update does not carry over, refused or not;
 // docs/graph_updates.md has the list, as it was tried on a GPU.
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
-#include <set>
+#include <string>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -18,36 +19,37 @@
 namespace cgp {
 namespace {
 
-// What a launch was asked for and an update may not bring along.
-constexpr std::array kLaunchAttributes = {
-    CU_LAUNCH_ATTRIBUTE_ACCESS_POLICY_WINDOW,
-    CU_LAUNCH_ATTRIBUTE_COOPERATIVE,
-    CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION,
-    CU_LAUNCH_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-    CU_LAUNCH_ATTRIBUTE_PRIORITY,
-    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN_MAP,
-    CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN,
-    CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION,
-    CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE,
+// Attributes by their numbers, and who is asked for them: to ask a driver or a GPU that has none is
+// an error, which tools that watch for errors report. docs/graph_updates.md has their names.
+struct Attributes {
+  int first;
+  int last;
+  int since = 0;  // CUDA's version, of the driver
+  int since_gpu = 0;
+  bool by_function = false;  // Where they are hidden all the same, the function stands for them.
 };
 
-// Newer than the drivers that are asked for.
-constexpr auto kPreferredCluster = CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION;
-constexpr auto kDeviceUpdatable = CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE;
+constexpr int kUntried = 13010;  // newer than all drivers that were tried
+
+// What a launch was asked for and an update may not bring along. The last ones nobody here knows.
+constexpr std::array<Attributes, 8> kLaunchAttributes = {{
+    {1, 2},
+    {4, 5},
+    {8, 10},
+    {11, 11, 12080, 10, true},
+    {13, 13, 12040},
+    {15, 16, kUntried},
+    {17, 18, 13020, 0, true},
+    {19, 22, kUntried},
+}};
 
 // What a launch gets of the same from its function.
-constexpr std::array kFunctionAttributes = {
-    CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT,
-    CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET,
-    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH,
-    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT,
-    CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH,
-    CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED,
-    CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE,
-};
+constexpr std::array<Attributes, 3> kFunctionAttributes = {{
+    {9, 15},
+    {17, 17, 13040},
+    {18, 21, kUntried},
+}};
 
-// Of the key, for a node and its edge.
-constexpr size_t kBytesPredicted = 64;
 // Of device memory, as benchmarks/shared_execs.py measures it: 2.8 to 3.7 KiB.
 constexpr uint64_t kExecBytesPerNode = 3072;
 
@@ -59,52 +61,38 @@ requires(std::is_trivially_copyable_v<Values>&&...) void Append(std::string& key
 
 class KindReader {
  public:
-  KindReader(CudaContext& context, CUgraph graph) : context_(context), graph_(graph) {
-    int major = 0;
-    context_.Call(api().cuDeviceGetAttribute, &major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-                  context.cu_device());
-    has_preferred_clusters_ = major >= 10;
-    // To ask another GPU is an error, which tools that watch for errors would report.
-    if (!has_preferred_clusters_) unknown_.insert(kPreferredCluster);
+  KindReader(CudaContext& context, CudaGraphDriver::Refused& refused, CUgraph graph)
+      : context_(context), refused_(refused), graph_(graph) {
+    context_.Call(api().cuDeviceGetAttribute, &gpu_, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+                  context_.cu_device());
   }
 
   GraphKind Read() {
-    const std::vector<CUgraphNode> nodes = Nodes();
-    kind_.key.reserve(nodes.size() * kBytesPredicted);
-    Append(kind_.key, nodes.size());
+    size_t count = 0;
+    context_.Call(api().cuGraphGetNodes, graph_, nullptr, &count);
+    std::vector<CUgraphNode> nodes(count);
+    if (count != 0) context_.Call(api().cuGraphGetNodes, graph_, nodes.data(), &count);
+    Append(kind_.key, count);
     for (const CUgraphNode node : nodes) AddNode(node);
     AddEdges(nodes);
-    kind_.exec_bytes = nodes.size() * kExecBytesPerNode;
+    kind_.exec_bytes = count * kExecBytesPerNode;
     return std::move(kind_);
   }
 
  private:
   const CudaApi& api() const { return context_.api(); }
 
-  std::vector<CUgraphNode> Nodes() const {
-    size_t count = 0;
-    context_.Call(api().cuGraphGetNodes, graph_, nullptr, &count);
-    std::vector<CUgraphNode> nodes(count);
-    if (count != 0) context_.Call(api().cuGraphGetNodes, graph_, nodes.data(), &count);
-    return nodes;
-  }
-
-  // In the order that the graph has them: it is by that order that an update finds for each node
-  // its like.
+  // In the graph's order: it is by that order that an update finds for each node its like.
   void AddEdges(const std::vector<CUgraphNode>& nodes) {
     size_t count = 0;
     context_.Call(api().cuGraphGetEdges, graph_, nullptr, nullptr, nullptr, &count);
     Append(kind_.key, count);
-    if (count == 0) return;
     std::vector<CUgraphNode> from(count);
     std::vector<CUgraphNode> to(count);
     std::vector<CUgraphEdgeData> data(count);
     context_.Call(api().cuGraphGetEdges, graph_, from.data(), to.data(), data.data(), &count);
-    std::unordered_map<CUgraphNode, uint32_t> numbers;
-    numbers.reserve(nodes.size());
-    for (const CUgraphNode node : nodes) {
-      numbers.emplace(node, static_cast<uint32_t>(numbers.size()));
-    }
+    std::unordered_map<CUgraphNode, size_t> numbers;
+    for (const CUgraphNode node : nodes) numbers.emplace(node, numbers.size());
     for (size_t i = 0; i < count; ++i) {
       Append(kind_.key, numbers.at(from[i]), numbers.at(to[i]), data[i]);
     }
@@ -128,7 +116,7 @@ class KindReader {
         return;
       default:
         // Graphs within graphs, memory that a graph owns, and whatever newer drivers have.
-        kind_.shareable = false;
+        kind_.alone = "it has nodes that an update may not carry over";
     }
   }
 
@@ -136,33 +124,48 @@ class KindReader {
     CUDA_KERNEL_NODE_PARAMS_v2 kernel{};
     context_.Call(api().cuGraphKernelNodeGetParams, node, &kernel);
     kind_.key += FunctionAttributes(kernel);
-    for (const CUlaunchAttributeID attribute : kLaunchAttributes) {
-      if (!unknown_.contains(attribute)) AddAttribute(node, attribute);
-    }
-    // A driver may have it for launches and hide it in nodes. A library launches a function with
-    // what suits that function.
-    if (has_preferred_clusters_ && unknown_.contains(kPreferredCluster)) {
-      Append(kind_.key, FunctionOf(kernel));
-    }
+    const auto add = [&](int id) {
+      CUlaunchAttributeValue value{};
+      const CUresult code =
+          api().cuGraphKernelNodeGetAttribute(node, static_cast<CUlaunchAttributeID>(id), &value);
+      if (id == CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE) {
+        if (value.deviceUpdatableKernelNode.deviceUpdatable == 0) return code;
+        kind_.alone = "the device may update its kernels";
+      }
+      // What is not set reads as nothing but zeros.
+      static constexpr CUlaunchAttributeValue kNotSet{};
+      if (std::memcmp(value.pad, kNotSet.pad, sizeof value.pad) != 0) Append(kind_.key, id, value);
+      return code;
+    };
+    const bool all_told =
+        AddAll(kLaunchAttributes, api().cuGraphKernelNodeGetAttribute.name, 0, add);
+    // A library launches a function with what suits that function.
+    if (!all_told) Append(kind_.key, FunctionOf(kernel));
   }
 
-  void AddAttribute(CUgraphNode node, CUlaunchAttributeID id) {
-    CUlaunchAttributeValue value{};
-    const CUresult code = api().cuGraphKernelNodeGetAttribute(node, id, &value);
-    const bool may_be_unknown = id == kPreferredCluster || id == kDeviceUpdatable;
-    if (may_be_unknown && (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED)) {
-      unknown_.insert(id);
-      return;
+  // Calls `add` for what is to be asked for. Returns false if a function has to stand for it.
+  template <typename Table, typename Add>
+  bool AddAll(const Table& table, const char* call, int first_bit, const Add& add) {
+    bool all_told = true;
+    for (const Attributes& of : table) {
+      if (api().version < of.since || gpu_ < of.since_gpu) continue;
+      for (int id = of.first; id <= of.last; ++id) {
+        const uint64_t bit = uint64_t{1} << (first_bit + id);
+        const CUresult code = (refused_ & bit) != 0 ? CUDA_ERROR_INVALID_VALUE : add(id);
+        if (of.since != 0 &&
+            (code == CUDA_ERROR_INVALID_VALUE || code == CUDA_ERROR_NOT_SUPPORTED)) {
+          refused_ |= bit;
+          all_told = all_told && !of.by_function;
+          continue;
+        }
+        context_.Check(call, code);
+        if (&of == &table.back()) {
+          kind_.alone = "the driver is too new: its " + std::string(call) + " tells attribute " +
+                        std::to_string(id);
+        }
+      }
     }
-    context_.Check("cuGraphKernelNodeGetAttribute", code);
-    if (id == kDeviceUpdatable) {
-      if (value.deviceUpdatableKernelNode.deviceUpdatable != 0) kind_.shareable = false;
-      return;
-    }
-    // What is not set reads as nothing but zeros.
-    static constexpr CUlaunchAttributeValue kNotSet{};
-    if (std::memcmp(value.pad, kNotSet.pad, sizeof value.pad) == 0) return;
-    Append(kind_.key, id, value);
+    return all_told;
   }
 
   static const void* FunctionOf(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
@@ -173,18 +176,20 @@ class KindReader {
   // Asked once a function: many nodes have the same.
   const std::string& FunctionAttributes(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
     const auto [found, is_new] = functions_.try_emplace(FunctionOf(kernel));
-    if (!is_new) return found->second;
-    for (const CUfunction_attribute attribute : kFunctionAttributes) {
+    std::string& key = found->second;
+    if (!is_new) return key;
+    const bool func = kernel.func != nullptr;
+    const char* const name = func ? api().cuFuncGetAttribute.name : api().cuKernelGetAttribute.name;
+    AddAll(kFunctionAttributes, name, 32, [&](int id) {
+      const auto attribute = static_cast<CUfunction_attribute>(id);
       int value = 0;
-      if (kernel.func != nullptr) {
-        context_.Call(api().cuFuncGetAttribute, &value, attribute, kernel.func);
-      } else {
-        context_.Call(api().cuKernelGetAttribute, &value, attribute, kernel.kern,
-                      context_.cu_device());
-      }
-      Append(found->second, value);
-    }
-    return found->second;
+      const CUresult code =
+          func ? api().cuFuncGetAttribute(&value, attribute, kernel.func)
+               : api().cuKernelGetAttribute(&value, attribute, kernel.kern, context_.cu_device());
+      if (code == CUDA_SUCCESS) Append(key, value);
+      return code;
+    });
+    return key;
   }
 
   void AddCopy(CUgraphNode node) {
@@ -202,20 +207,19 @@ class KindReader {
   }
 
   CudaContext& context_;
+  CudaGraphDriver::Refused& refused_;
   CUgraph const graph_;
-  bool has_preferred_clusters_ = false;
-  GraphKind kind_{.key = {}, .shareable = true};
+  int gpu_ = 0;  // the major number of its compute capability
+  GraphKind kind_;
   std::unordered_map<const void*, std::string> functions_;
-  std::set<CUlaunchAttributeID> unknown_;  // to the driver, which is slow to say so
 };
 
 }  // namespace
 
-// Asking after a function that was never launched loads it, which breaks captures if unsafe calls
-// do.
+// Asking after a function that never ran loads it, which breaks captures if unsafe calls do.
 GraphKind CudaGraphDriver::KindOf(Graph graph) {
   const Calling calling(context_);
-  return KindReader(context_, reinterpret_cast<CUgraph>(graph)).Read();
+  return KindReader(context_, refused_, reinterpret_cast<CUgraph>(graph)).Read();
 }
 
 }  // namespace cgp

@@ -57,14 +57,15 @@ class GraphKindTest : public CudaDriverTest {
   }
   void ExpectOther(const std::string& what, const std::function<void(FakeGraph&)>& change) {
     const GraphKind kind = KindWith(change);
-    EXPECT_TRUE(kind.shareable) << what;
+    EXPECT_EQ(kind.alone, "") << what;
     EXPECT_TRUE(keys_.insert(kind.key).second) << what << " makes no difference";
   }
 
   FakeFunction function_;
   FakeFunction kernel_;
   FakeFunction another_;
-  CudaGraphDriver driver_{0, api_};
+  CudaGraphDriver::Refused refused_ = 0;
+  CudaGraphDriver driver_{0, api_, refused_};
   std::set<std::string> keys_;  // all different
 };
 
@@ -76,7 +77,7 @@ CUlaunchAttributeValue Value(unsigned char byte) {
 
 TEST_F(GraphKindTest, GraphsAlikeButForSizesAddressesAndFunctionsAreOfOneKind) {
   const GraphKind plain = KindOf(Plain());
-  EXPECT_TRUE(plain.shareable);
+  EXPECT_EQ(plain.alone, "");
   EXPECT_EQ(KindOf(Plain()).key, plain.key) << "the handles of nodes and graphs must not matter";
   FakeFunction another_kernel;
   const GraphKind other = KindWith([&](FakeGraph& graph) {
@@ -96,7 +97,7 @@ TEST_F(GraphKindTest, GraphsAlikeButForSizesAddressesAndFunctionsAreOfOneKind) {
     graph.nodes[3].kernel.kern = reinterpret_cast<CUkernel>(&another_kernel);
   });
   EXPECT_EQ(other.key, plain.key);
-  EXPECT_TRUE(other.shareable);
+  EXPECT_EQ(other.alone, "");
 }
 
 TEST_F(GraphKindTest, NodesAndTheirOrderMakeADifference) {
@@ -161,7 +162,7 @@ TEST_F(GraphKindTest, AnAttributeThatTheDriverDoesNotKnowIsPassedOver) {
   fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE};
   const GraphKind kind = KindOf(Plain());
   EXPECT_EQ(kind.key, key);
-  EXPECT_TRUE(kind.shareable);
+  EXPECT_EQ(kind.alone, "");
   EXPECT_NE(KindWith([](FakeGraph& g) {
               g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION] = Value(5);
             }).key,
@@ -184,6 +185,7 @@ TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifferen
       fake_.unknown_attributes.clear();
       if (hidden) fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION};
       fake_.asked_attributes.clear();
+      refused_ = 0;
       const bool differ = KindWith(with_another).key != KindOf(Plain()).key;
       EXPECT_EQ(differ, major == 10 && hidden) << major << " " << hidden;
       EXPECT_EQ(fake_.asked_attributes.contains(CU_LAUNCH_ATTRIBUTE_PREFERRED_CLUSTER_DIMENSION),
@@ -191,6 +193,141 @@ TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifferen
           << "an error where there is no such thing";
     }
   }
+}
+
+// What CUDA 13.5's header names beyond that of 13.0, and what nobody knows yet.
+constexpr int kPortableClusterSizeMode = 17;
+constexpr int kSharedMemoryMode = 18;
+constexpr int kUnheardOf = 19;
+constexpr int kFunctionSharedMemoryMode = 17;
+constexpr int kUnheardOfFunction = 18;
+
+CUlaunchAttributeID Launch(int id) { return static_cast<CUlaunchAttributeID>(id); }
+CUfunction_attribute Function(int id) { return static_cast<CUfunction_attribute>(id); }
+
+// A driver of the newest CUDA that is known: beyond, it has nothing.
+class NewerDriverTest : public GraphKindTest {
+ protected:
+  NewerDriverTest() {
+    api_.version = 13050;
+    for (int id = 0; id < 8; ++id) {
+      fake_.unknown_attributes.insert(kUnheardOf + id);
+      fake_.unknown_function_attributes.insert(kUnheardOfFunction + id);
+    }
+  }
+
+  std::string KeyWithAnotherFunction() {
+    return KindWith([&](FakeGraph& g) {
+             g.nodes[2].kernel.func = reinterpret_cast<CUfunction>(&another_);
+           })
+        .key;
+  }
+};
+
+TEST_F(NewerDriverTest, WhatNewerDriversKnowMakesADifference) {
+  ExpectOther("nothing", [](FakeGraph&) {});
+  for (const int id : {15, 16, kPortableClusterSizeMode, kSharedMemoryMode}) {
+    const std::string what = "attribute " + std::to_string(id);
+    ExpectOther(what, [&](FakeGraph& g) { g.nodes[2].attributes[Launch(id)] = Value(1); });
+    ExpectOther(what + " of another value",
+                [&](FakeGraph& g) { g.nodes[2].attributes[Launch(id)] = Value(2); });
+    ExpectOther(what + " of another node",
+                [&](FakeGraph& g) { g.nodes[3].attributes[Launch(id)] = Value(1); });
+  }
+  another_.attributes = {{Function(kFunctionSharedMemoryMode), 4}};
+  ExpectOther("the function's shared memory mode", [&](FakeGraph& g) {
+    g.nodes[2].kernel.func = reinterpret_cast<CUfunction>(&another_);
+  });
+  ExpectOther("that of a kernel", [&](FakeGraph& g) {
+    g.nodes[3].kernel.kern = reinterpret_cast<CUkernel>(&another_);
+  });
+}
+
+TEST_F(NewerDriverTest, WhatItDoesNotSetMakesNoDifference) {
+  const std::string key = KindOf(Plain()).key;
+  EXPECT_EQ(KeyWithAnotherFunction(), key);
+  api_.version = 13000;
+  refused_ = 0;
+  fake_.unknown_function_attributes.insert(kFunctionSharedMemoryMode);
+  EXPECT_EQ(KeyWithAnotherFunction(), KindOf(Plain()).key);
+}
+
+TEST_F(NewerDriverTest, OneThatWasTriedIsNotAskedForMore) {
+  for (const int version : {12030, 12040, 12080, 13000}) {
+    for (const int major : {9, 10}) {
+      api_.version = version;
+      fake_.compute_major = major;
+      fake_.asked_attributes.clear();
+      fake_.asked_function_attributes.clear();
+      refused_ = 0;
+      EXPECT_EQ(KindOf(Plain()).alone, "");
+      std::set<int> expected = {1, 2, 4, 5, 8, 9, 10};
+      if (version >= 12080 && major == 10) expected.insert(11);
+      if (version >= 12040) expected.insert(13);
+      EXPECT_EQ(std::set<int>(fake_.asked_attributes.begin(), fake_.asked_attributes.end()),
+                expected)
+          << version << " " << major;
+      EXPECT_EQ(*fake_.asked_function_attributes.rbegin(),
+                CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE);
+    }
+  }
+}
+
+TEST_F(NewerDriverTest, ARefusalIsAskedForOnceAndLeavesGraphsToShare) {
+  const GraphKind first = KindOf(Plain());
+  FakeGraph again = Plain();
+  CudaGraphDriver of_another_pool(0, api_, refused_);
+  const GraphKind second = of_another_pool.KindOf(Graph{reinterpret_cast<uintptr_t>(&again)});
+  EXPECT_EQ(first.alone, "");
+  EXPECT_EQ(first.key, second.key);
+  EXPECT_EQ(fake_.asked_attributes.count(kUnheardOf), 1u);
+  EXPECT_EQ(fake_.asked_function_attributes.count(kUnheardOfFunction), 1u);
+  EXPECT_EQ(fake_.asked_attributes.count(kSharedMemoryMode), 4u) << "of each of two kernels";
+}
+
+TEST_F(NewerDriverTest, WhoTellsWhatNobodyHasHeardOfDoesNotShare) {
+  for (const int id : {kUnheardOf, kUnheardOf + 3}) {
+    fake_.unknown_attributes.erase(id);
+    refused_ = 0;
+    EXPECT_EQ(KindOf(Plain()).alone,
+              "the driver is too new: its cuGraphKernelNodeGetAttribute tells attribute " +
+                  std::to_string(id));
+    EXPECT_EQ(KindWith([](FakeGraph& g) {
+                g.nodes.resize(2);
+                g.edges.resize(1);
+              }).alone,
+              "")
+        << "without kernels there is nothing to keep";
+    fake_.unknown_attributes.insert(id);
+  }
+  fake_.unknown_function_attributes.erase(kUnheardOfFunction);
+  refused_ = 0;
+  EXPECT_EQ(KindWith([](FakeGraph& g) { g.nodes[3].type = CU_GRAPH_NODE_TYPE_EMPTY; }).alone,
+            "the driver is too new: its cuFuncGetAttribute tells attribute 18");
+  EXPECT_EQ(KindWith([](FakeGraph& g) { g.nodes[2].type = CU_GRAPH_NODE_TYPE_EMPTY; }).alone,
+            "the driver is too new: its cuKernelGetAttribute tells attribute 18");
+}
+
+TEST_F(NewerDriverTest, WhereAModeIsHiddenTheFunctionMakesADifference) {
+  for (const int id : {15, 16, kPortableClusterSizeMode, kSharedMemoryMode}) {
+    fake_.unknown_attributes.insert(id);
+    for (const int version : {13010, 13020}) {
+      api_.version = version;
+      refused_ = 0;
+      const bool stands_for_it = KeyWithAnotherFunction() != KindOf(Plain()).key;
+      EXPECT_EQ(stands_for_it, version == 13020 && id >= kPortableClusterSizeMode) << id;
+      EXPECT_EQ(KindOf(Plain()).alone, "");
+    }
+    fake_.unknown_attributes.erase(id);
+  }
+}
+
+TEST_F(NewerDriverTest, AnErrorIsNoRefusal) {
+  fake_.failing = {{"cuGraphKernelNodeGetAttribute", CUDA_ERROR_LAUNCH_FAILED}};
+  fake_.unknown_attributes.clear();
+  EXPECT_THROW(KindOf(Plain()), DriverError);
+  fake_.failing.clear();
+  EXPECT_NE(KindOf(Plain()).alone, "") << "what failed is asked for again";
 }
 
 TEST_F(GraphKindTest, WhatAFunctionBringsAlongMakesADifference) {
@@ -229,14 +366,14 @@ TEST_F(GraphKindTest, WhatUpdatesCarryOverMakesNoDifference) {
 
 TEST_F(GraphKindTest, AFunctionIsAskedOnceHoweverOftenItIsLaunched) {
   KindOf(Plain());
-  const int asked = std::exchange(fake_.function_questions, 0);
+  const auto asked = std::exchange(fake_.asked_function_attributes, {});
   KindWith([&](FakeGraph& g) {
     for (int i = 0; i < 10; ++i) {
       g.nodes.push_back(g.nodes[2]);
       g.nodes.push_back(g.nodes[3]);
     }
   });
-  EXPECT_EQ(fake_.function_questions, asked);
+  EXPECT_EQ(fake_.asked_function_attributes, asked);
 }
 
 TEST_F(GraphKindTest, TheShapeOfCopiesAndMemsetsMakesADifference) {
@@ -270,13 +407,16 @@ TEST_F(GraphKindTest, WhatAnUpdateCannotChangeIsNotShared) {
         CU_GRAPH_NODE_TYPE_MEM_FREE, CU_GRAPH_NODE_TYPE_EXT_SEMAS_SIGNAL,
         CU_GRAPH_NODE_TYPE_EXT_SEMAS_WAIT, CU_GRAPH_NODE_TYPE_BATCH_MEM_OP,
         static_cast<CUgraphNodeType>(14)}) {
-    EXPECT_FALSE(KindWith([&](FakeGraph& g) { g.nodes[1].type = type; }).shareable) << type;
+    EXPECT_EQ(KindWith([&](FakeGraph& g) { g.nodes[1].type = type; }).alone,
+              "it has nodes that an update may not carry over")
+        << type;
   }
-  EXPECT_FALSE(KindWith([](FakeGraph& g) {
-                 CUlaunchAttributeValue value{};
-                 value.deviceUpdatableKernelNode.deviceUpdatable = 1;
-                 g.nodes[3].attributes[CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE] = value;
-               }).shareable);
+  EXPECT_EQ(KindWith([](FakeGraph& g) {
+              CUlaunchAttributeValue value{};
+              value.deviceUpdatableKernelNode.deviceUpdatable = 1;
+              g.nodes[3].attributes[CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE] = value;
+            }).alone,
+            "the device may update its kernels");
 }
 
 TEST_F(GraphKindTest, EachErrorOfCudaIsThrown) {

@@ -22,15 +22,15 @@ ExecCache::~ExecCache() {
 GraphNumber ExecCache::Add(Graph graph) {
   const GraphKind kind = graphs_->KindOf(graph);
   const std::lock_guard lock(mutex_);
-  const auto known = kind.shareable ? groups_.find(kind.key) : groups_.end();
-  const GroupNumber group =
-      known != groups_.end()
-          ? known->second
-          : table_.AddGroup(kind.shareable ? GroupKind::kShared : GroupKind::kAlone);
-  if (kind.shareable) groups_.try_emplace(kind.key, group);
+  const bool shares = kind.alone.empty();
+  const auto known = shares ? groups_.find(kind.key) : groups_.end();
+  const GroupNumber group = known != groups_.end()
+                                ? known->second
+                                : table_.AddGroup(shares ? GroupKind::kShared : GroupKind::kAlone);
+  if (shares) groups_.try_emplace(kind.key, group);
   const GraphNumber number = table_.Add(group, kind.exec_bytes);
   try {
-    members_[number] = {.graph = graph};
+    members_[number] = {.graph = graph, .alone = kind.alone};
     if (table_.MayHaveFirst(number)) Make(number);
   } catch (...) {
     RemoveLocked(number);
@@ -89,7 +89,11 @@ void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
 
 ExecCache::Stats ExecCache::stats() const {
   const std::lock_guard lock(mutex_);
-  return {.execs = execs_.size(), .instantiations = instantiations_, .updates = updates_};
+  Stats stats{.execs = execs_.size(), .instantiations = instantiations_, .updates = updates_};
+  for (const auto& [number, member] : members_) {
+    if (!member.alone.empty()) ++stats.alone[member.alone];
+  }
+  return stats;
 }
 
 void ExecCache::RemoveLocked(GraphNumber graph) {
@@ -109,14 +113,14 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
   const uint64_t launches = launches_;
   const ExecTable::Conditions conditions = {
       .in_use = [&](ExecNumber number) { return InUse(execs_.at(number), stream); },
-      .running = [&](ExecNumber number) { return Running(execs_.at(number)); }};
+      .running = [&](ExecNumber number) { return Running(execs_.at(number).last_run); }};
   Clock::time_point deadline = kNotWaiting;
   for (;;) {
     const ExecTable::Plan plan = table_.PlanFor(graph, conditions);
     // Its last launch was made before this began, has not ended, and will be seen to.
     const auto is_worth_awaiting = [&](ExecNumber number) {
       Exec& exec = execs_.at(number);
-      return Running(exec) && exec.last_run->number <= launches && exec.last_run->end;
+      return Running(exec.last_run) && exec.last_run->number <= launches && exec.last_run->end;
     };
     if (std::ranges::any_of(plan.destroy, is_worth_awaiting)) {
       const Clock::time_point now = Clock::now();
@@ -150,34 +154,25 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
 
 bool ExecCache::InUse(Exec& exec, StreamId stream) {
   if (!exec.lent.empty()) return true;
-  return exec.last_run && exec.last_run->launch.stream != stream && Running(exec);
+  return exec.last_run && exec.last_run->launch.stream != stream && Running(exec.last_run);
 }
 
-bool ExecCache::Running(Exec& exec) {
-  if (!exec.last_run) return false;
-  if (!HasEnded(*exec.last_run)) return true;
-  exec.last_run.reset();
+bool ExecCache::Running(std::shared_ptr<Run>& run) {
+  if (!run) return false;
+  MarkEnd(*run);
+  if (!run->end) return true;
+  try {
+    if (!events_.EventDone(*run->end)) return true;
+  } catch (const DriverError&) {
+    run->Unmark();  // the next one tells
+    throw;
+  }
+  run.reset();
   return false;
 }
 
-bool ExecCache::HasEnded(Run& run) {
-  MarkEnd(run);
-  if (!run.end) return false;
-  try {
-    return events_.EventDone(*run.end);
-  } catch (const DriverError&) {
-    run.Unmark();  // the next one tells
-    throw;
-  }
-}
-
-void ExecCache::MarkEnd(Run& run) {
-  // On a stream that may be gone it was marked at once, or cannot be any more.
-  if (!run.end && run.launch.stream_lasts) MarkUnlessHeld(run);
-}
-
-void ExecCache::MarkUnlessHeld(Run& run) {
-  if (IsHeld(run.launch.stream)) return;
+void ExecCache::MarkEnd(Run& run, bool is_there) {
+  if (run.end || !(is_there || run.launch.stream_lasts) || IsHeld(run.launch.stream)) return;
   run.end = events_.RecordEvent(run.launch.stream);
   // Another thread may have begun a capture there meanwhile: then the mark may be a part of that,
   // no point in the stream's work, and must not be asked after.
@@ -200,11 +195,7 @@ void ExecCache::WaitFor(std::shared_ptr<Run>& run, StreamId stream) {
   if (!run || run->ComesBefore(stream)) return;
   // It is asked first also because a mark that a capture has taken must not be waited for: that
   // would draw the stream into the capture.
-  if (HasEnded(*run)) {
-    run.reset();
-    return;
-  }
-  if (run->end && !IsHeld(stream)) events_.WaitEvent(stream, *run->end);
+  if (Running(run) && run->end && !IsHeld(stream)) events_.WaitEvent(stream, *run->end);
 }
 
 bool ExecCache::IsHeld(StreamId stream) {
@@ -227,7 +218,7 @@ void ExecCache::NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& l
   // Of two that were lent at once either was launched last: the end of this one stands for both.
   if (other && other->number > before) WaitFor(other, launch.stream);
   // Where the stream may be gone when somebody wants to know.
-  if (!launch.stream_lasts) MarkUnlessHeld(*exec.last_run);
+  if (!launch.stream_lasts) MarkEnd(*exec.last_run, /*is_there=*/true);
 }
 
 ExecCache::Exec* ExecCache::Make(GraphNumber graph) {

@@ -7,14 +7,12 @@
 //
 // CUDA orders the launches of one executable, on whatever streams, and so those of a graph that
 // keeps its own. Who shares expects no less: when an executable is taken from a graph the end of
-// its last launch is marked, and a launch on another stream waits for the mark, by the order of
-// streams.
+// its last launch is marked, and a launch on another stream waits for the mark in stream order.
 //
 // An executable that has to make room for another one is destroyed when its last launch has ended:
 // until then it would keep its memory, and a program that runs far ahead of the device could fill
 // that with executables. Whoever needs the room waits, with the device still busy; others use the
-// cache meanwhile, so who has waited plans anew. Nobody waits for launches that were made after he
-// began to.
+// cache meanwhile, so who has waited plans anew. Nobody waits for launches that were made later.
 //
 // Where there is no memory to make one that the limit allows, one of its group is updated, or
 // others make room, the longest unused first: all of them, if need be, before a replay fails. For a
@@ -45,6 +43,7 @@ class ExecCache {
     std::size_t execs = 0;  // that exist now
     uint64_t instantiations = 0;
     uint64_t updates = 0;
+    std::map<std::string, std::size_t> alone = {};  // graphs that do not share, by reason
   };
   struct Launch {
     StreamId stream;
@@ -86,8 +85,7 @@ class ExecCache {
   Stats stats() const;
 
  private:
-  // A launch that may not have ended. The executable knows it, and so does the graph once it has
-  // lost that executable.
+  // A launch that may not have ended, known to the executable and to a graph that has lost that.
   struct Run {
     Run(Driver& driver, GraphNumber launched, const Launch& its_launch, uint64_t before)
         : events(driver), graph(launched), launch(its_launch), number(before) {}
@@ -119,13 +117,13 @@ class ExecCache {
   };
   struct Member {
     Graph graph;
+    std::string alone = {};                   // why it does not share, if it does not
     std::shared_ptr<Run> last_run = nullptr;  // of those on executables that it has lost, likewise
   };
   void RemoveLocked(GraphNumber graph);
   // A graph has left the group, whose executable is of no more use then, if one is.
   void HasLeft(GroupNumber group, std::optional<ExecNumber> useless);
-  // Sees to it that an executable holds the graph. `lock` is that of the cache, and is let go while
-  // this waits.
+  // Sees to it that an executable holds the graph. `lock`, the cache's, is let go while this waits.
   Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
   // Without memory for it what holds the graph already is good enough: a faster one was to be made.
   // Returns nullptr where those that there are have to do.
@@ -136,12 +134,11 @@ class ExecCache {
   void DestroyHandle(ExecNumber number) noexcept;
   // Whether it must stay as it is, when a graph is to run on `stream`.
   bool InUse(Exec& exec, StreamId stream);
-  bool Running(Exec& exec);
+  // Whether a launch has not ended, if there is one: one that has is forgotten.
+  bool Running(std::shared_ptr<Run>& run);
   void NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& launch);
-  // Marks its end, if that is possible now.
-  void MarkEnd(Run& run);
-  void MarkUnlessHeld(Run& run);
-  bool HasEnded(Run& run);
+  // Marks its end, if that is possible now. A stream that may be gone `is_there` after the launch.
+  void MarkEnd(Run& run, bool is_there = false);
   // The graph that it holds is about to lose it.
   void RememberRun(ExecNumber number);
   // What follows on the stream runs behind that launch, if there is one.

@@ -67,7 +67,8 @@ class ExecCacheFailureTest : public ExecCacheTest {
   ExecCacheFailureTest() {
     host_.HoldEvents(true);
     for (uint64_t step = 0; step < 60; ++step) {
-      book_.SetKind(Graph{10 + step}, step % 16 == 0 ? "odd" : "like", step % 20 != 0);
+      book_.SetKind(Graph{10 + step}, step % 16 == 0 ? "odd" : "like",
+                    step % 20 == 0 ? "alone" : "");
       if (step % 24 == 0) book_.Refuse(Graph{10 + step});
     }
   }
@@ -169,7 +170,7 @@ TEST_F(ExecCacheTest, AnAddThatFailsForLackOfMemoryLeavesItsKindToTheNext) {
     cache_.reset();
     MakeCache(2);
     Add(Graph{10}, "one");
-    book_.SetKind(Graph{20}, "two", /*shareable=*/true);
+    book_.SetKind(Graph{20}, "two");
     const AllocationFault fault(number);
     try {
       cache_->Add(Graph{20});

@@ -40,8 +40,8 @@ class ExecCacheTest : public ::testing::Test {
                                          max_execs, budget_bytes, longest_wait);
   }
 
-  GraphNumber Add(Graph graph, const std::string& key = "like", bool shareable = true) {
-    book_.SetKind(graph, key, shareable);
+  GraphNumber Add(Graph graph, const std::string& key = "like", const std::string& alone = {}) {
+    book_.SetKind(graph, key, alone);
     const GraphNumber number = cache_->Add(graph);
     graphs_[number] = graph;
     return number;

@@ -168,14 +168,14 @@ INSTANTIATE_TEST_SUITE_P(All, ExecCacheLimits, ::testing::Values(4, std::nullopt
 
 TEST_F(ExecCacheRoomTest, WithoutMemoryForTheOnlyOneACaptureFails) {
   MakeCache(4);
-  for (const bool shareable : {true, false}) {
+  for (const char* const alone : {"", "alone"}) {
     RunOutOfMemory();
-    EXPECT_THROW(Add(Graph{10}, "one", shareable), DriverError);
+    EXPECT_THROW(Add(Graph{10}, "one", alone), DriverError);
     EXPECT_EQ(Execs(), 0u);
   }
   Launch(Add(Graph{20}), kA);
   RunOutOfMemory();
-  EXPECT_THROW(Add(Graph{30}, "alone", /*shareable=*/false), DriverError)
+  EXPECT_THROW(Add(Graph{30}, "alone", "alone"), DriverError)
       << "no executable of others will ever do for it";
   EXPECT_EQ(Execs(), 1u);
 }

@@ -50,7 +50,7 @@ TEST_F(ExecCacheTest, TheFirstOfAKindGetsOneAtOnceWithinTheLimit) {
   EXPECT_EQ(Execs(), 2u);
   Add(Graph{30}, "three");
   EXPECT_EQ(Execs(), 2u);
-  Add(Graph{40}, "four", /*shareable=*/false);
+  Add(Graph{40}, "four", "alone");
   EXPECT_EQ(Execs(), 3u);
 }
 
@@ -70,8 +70,8 @@ TEST_F(ExecCacheTest, KeepsTheLimitAndTheLongestUnusedGoes) {
 
 TEST_F(ExecCacheTest, WhatIsNotShareableKeepsItsOwn) {
   MakeCache(1);
-  const GraphNumber own = Add(Graph{10}, "like", /*shareable=*/false);
-  const GraphNumber another = Add(Graph{11}, "like", /*shareable=*/false);
+  const GraphNumber own = Add(Graph{10}, "like", "alone");
+  const GraphNumber another = Add(Graph{11}, "like", "alone");
   const GraphNumber first = Add(Graph{20});
   const GraphNumber second = Add(Graph{21});
   const GraphExec exec = Launch(own, kA);
@@ -82,8 +82,10 @@ TEST_F(ExecCacheTest, WhatIsNotShareableKeepsItsOwn) {
     EXPECT_EQ(Launch(own, kA), exec);
   }
   EXPECT_EQ(Execs(), 3u);
+  EXPECT_EQ(cache_->stats().alone, (std::map<std::string, size_t>{{"alone", 2}}));
   Remove(own);
   EXPECT_EQ(Execs(), 2u);
+  EXPECT_EQ(cache_->stats().alone, (std::map<std::string, size_t>{{"alone", 1}}));
 }
 
 TEST_F(ExecCacheTest, ARefusedGraphGetsItsOwnAndTheOthersAreUnharmed) {
@@ -406,7 +408,7 @@ TEST_F(ExecCacheTest, ThreadsLendAndGiveBackAtRandom) {
   MakeCache(2, std::chrono::milliseconds(1));
   host_.HoldEvents(true);
   for (uint64_t graph = 0; graph < 100 * kThreads; ++graph) {
-    book_.SetKind(Graph{graph}, graph % 3 == 0 ? "odd" : "like", graph % 10 != 9);
+    book_.SetKind(Graph{graph}, graph % 3 == 0 ? "odd" : "like", graph % 10 == 9 ? "alone" : "");
     if (graph % 17 == 5) book_.Refuse(Graph{graph});
   }
   std::vector<GraphNumber> shared;

@@ -80,8 +80,7 @@ class ExecTable {
   GroupNumber GroupOf(GraphNumber graph) const { return graphs_.at(graph).group; }
   bool Contains(GroupNumber group) const { return groups_.contains(group); }
 
-  // What may be done with an executable now: questions that are asked only where the answer
-  // matters.
+  // What may be done with an executable now: asked only where the answer matters.
   struct Conditions {
     // It must neither be updated nor destroyed. One that holds nothing, since its graph was
     // removed, may be destroyed all the same: nobody can launch it.
@@ -99,8 +98,7 @@ class ExecTable {
   // is for those that are.
   bool MayHaveFirst(GraphNumber graph) const;
 
-  // A step was done: the graph is held, by the executable that was used last. What held it before
-  // holds nothing now.
+  // A step was done: the executable that was used last holds the graph, and what held it nothing.
   ExecNumber Made(GraphNumber graph);
   void Updated(ExecNumber exec, GraphNumber graph);
   void Used(ExecNumber exec);

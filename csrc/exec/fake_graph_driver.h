@@ -25,9 +25,9 @@ class GraphBook {
     DriverStatus status = DriverStatus::kFailed;
   };
 
-  void SetKind(Graph graph, std::string key, bool shareable = true) {
+  void SetKind(Graph graph, std::string key, std::string alone = {}) {
     const std::lock_guard lock(mutex_);
-    kinds_[graph] = {.key = std::move(key), .shareable = shareable, .exec_bytes = 1};
+    kinds_[graph] = {.key = std::move(key), .alone = std::move(alone), .exec_bytes = 1};
   }
   // There is room for executables of so much in all, of which one that is made for the graph takes
   // `size`; those of others take 1.
@@ -154,7 +154,7 @@ class FakeGraphDriver final : public GraphDriver {
     const std::optional<Graph> before = std::exchange(found->second, std::nullopt);
     book_.Count(GraphBook::Call::kUpdate);
     if (before && book_.kinds_.at(*before).key != book_.kinds_.at(graph).key) ++book_.mistakes_;
-    if (!book_.kinds_.at(graph).shareable) ++book_.mistakes_;
+    if (!book_.kinds_.at(graph).alone.empty()) ++book_.mistakes_;
     if (book_.refused_.contains(graph)) {
       found->second = before;  // as the contract says
       return false;

@@ -24,7 +24,7 @@ struct GraphKind {
   // An executable that holds a graph can be updated to hold any other one with an equal key, and
   // then does what an executable made from that one does. The driver may still refuse.
   std::string key;
-  bool shareable = false;   // false: an executable of it is never updated
+  std::string alone = {};   // why an executable of it is never updated; empty: it may be
   uint64_t exec_bytes = 0;  // about what an executable takes on the device; alike for equal keys
 };
 

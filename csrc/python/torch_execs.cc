@@ -16,7 +16,7 @@ namespace cgp {
 static py::dict ToPlain(const ExecCache::Stats& stats) {
   using py::literals::operator""_a;
   return py::dict("execs"_a = stats.execs, "exec_instantiations"_a = stats.instantiations,
-                  "exec_updates"_a = stats.updates);
+                  "exec_updates"_a = stats.updates, "exec_alone"_a = stats.alone);
 }
 
 }  // namespace cgp

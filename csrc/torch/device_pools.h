@@ -1,5 +1,4 @@
-// The graph pools of each device: driver, pool set and what is told of them, made when first asked
-// for.
+// The graph pools of each device: driver, pool set and what is told of them, made at first use.
 //
 // They live as long as the process. Tensors in a pool may outlive the interpreter and the CUDA
 // context, and a DataPtr's deleter is a bare function: it must find its pool whenever it is called.

@@ -4,8 +4,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <string>
 
@@ -51,13 +49,6 @@ void TryTwice(const char* what, const Function& function) noexcept {
       done = true;
     });
   }
-}
-
-// For texts.
-inline std::string Mebibytes(uint64_t bytes) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.2f MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
-  return text;
 }
 
 // Runs a step that may fail. Where it does, `undo` takes back what was done before it: what that

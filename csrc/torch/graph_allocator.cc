@@ -10,7 +10,6 @@
 #include <iterator>
 
 #include "core/base/error.h"
-#include "torch/errors.h"
 #include "torch/install.h"
 #include "torch/runtime.h"
 
@@ -87,10 +86,13 @@ DataPtr GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream,
     if (target) (void)memory.compare_exchange_deleter(base_.raw_deleter(), &FreeMemory);
     if (!Gate::IsEager(gate)) Gate::NoteBaseGrowth();
     return memory;
-  } catch (const c10::OutOfMemoryError&) {
+  } catch (c10::OutOfMemoryError& error) {
     const DeviceIndex device = CurrentDevice();
     const auto lent = target ? std::nullopt : Lend(bytes, device, ask_stream(device));
-    if (!lent) throw;
+    if (!lent) {
+      AddPools(error, device);
+      throw;
+    }
     return ToData(lent->block, device);
   }
 }
@@ -119,14 +121,19 @@ DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
     TORCH_CHECK(
         !target || target->pools == nullptr,
         "graph pool " + ToString(target ? target->id : PoolId{}) +
-            " chooses the addresses of its blocks itself and cannot give " + Mebibytes(bytes) +
-            " at " + Hex(reinterpret_cast<Address>(address)) +
+            " chooses the addresses of its blocks itself and cannot give " + Size(bytes) + " at " +
+            Hex(reinterpret_cast<Address>(address)) +
             ": allocate outside of the capture or use_pool block what has to have a certain "
             "address");
   }
-  DataPtr memory = ForwardAllocateWithAddress(base_, bytes, address);
-  Gate::NoteBaseGrowth();
-  return memory;
+  try {
+    DataPtr memory = ForwardAllocateWithAddress(base_, bytes, address);
+    Gate::NoteBaseGrowth();
+    return memory;
+  } catch (c10::OutOfMemoryError& error) {
+    AddPools(error, CurrentDevice());
+    throw;
+  }
 }
 
 Block GraphAllocator::AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream) {

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
@@ -89,13 +90,68 @@ TEST_F(GraphAllocatorTest, OutOfMemoryInACaptureTouchesNothingElse) {
     const std::string text = error.what_without_backtrace();
     EXPECT_NE(text.find("Tried to allocate 64.00 MiB in graph pool (0, 1)"), std::string::npos)
         << text;
-    EXPECT_NE(text.find("holds 2.00 MiB"), std::string::npos) << text;
+    EXPECT_NE(text.find("(cudagraph_pool: graph pools of GPU " + std::to_string(device_) +
+                        " hold 10.00 MiB (2.00 MiB in live blocks, 8.00 MiB free): pool (0, 1) "
+                        "holds 2.00 MiB (2.00 MiB in live blocks, 0 bytes free) for 1 user(s); "
+                        "pool (0, 2) holds 8.00 MiB"),
+              std::string::npos)
+        << text;
   }
   EXPECT_EQ(observed, kPhysicalLimit);
   EXPECT_EQ(base_.calls["emptyCache"], 0);
   EXPECT_EQ(pools().Stats({0, 2}).reserved_bytes, 4 * kPage);
   EXPECT_TRUE(IsOurs(allocator_.allocate(kPage)));
   graph.End();
+}
+
+TEST_F(GraphAllocatorTest, EagerMemoryThatRunsOutSaysWhatGraphPoolsHold) {
+  base_.largest = 4 * kPage;
+  const auto text_of = [&](const std::function<void()>& allocate) -> std::string {
+    const uint64_t reserved = pools().Usage().reserved_bytes.current;
+    const uint64_t live = pools().Usage().all.bytes.current;
+    const auto ooms = allocator_.getDeviceStats(device_).num_ooms;
+    std::string text = "nothing was thrown";
+    try {
+      allocate();
+    } catch (const c10::OutOfMemoryError& error) {
+      text = error.what_without_backtrace();
+    }
+    EXPECT_EQ(pools().Usage().reserved_bytes.current, reserved);
+    EXPECT_EQ(pools().Usage().all.bytes.current, live);
+    EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, ooms + 1) << "the base's alone";
+    EXPECT_FALSE(allocator_.capturing());
+    pools().Check();
+    return text;
+  };
+  const std::vector<std::function<void()>> ways = {
+      [&] { allocator_.allocate(4 * kPage + 1); },
+      [&] { allocator_.raw_alloc(4 * kPage + 1); },
+      [&] { allocator_.raw_alloc_with_stream(4 * kPage + 1, Stream(2)); },
+  };
+  const std::string of_base = text_of(ways[0]);
+  EXPECT_EQ(of_base.find("cudagraph_pool"), std::string::npos) << of_base;
+  Graph graph(*this, id_, 7);
+  graph.Begin();
+  DataPtr inside = allocator_.allocate(kPage);
+  allocator_.allocate(3 * kPage).clear();
+  graph.End();
+  for (const auto& way : ways) {
+    EXPECT_EQ(
+        text_of(way),
+        of_base + " (cudagraph_pool: graph pools of GPU " + std::to_string(device_) +
+            " hold 8.00 MiB (2.00 MiB in live blocks, 6.00 MiB free): pool (0, 1) holds 8.00 "
+            "MiB (2.00 MiB in live blocks, 6.00 MiB free) for 1 user(s). Users are graphs and "
+            "objects such as GraphPool: once they are gone a pool gives back what it holds. "
+            "cudagraph_pool.report() says what each graph takes)");
+  }
+  const c10::DeviceIndex other = fake_cuda::NextDevice();
+  current_device = other;
+  EXPECT_EQ(text_of(ways[0]).find("cudagraph_pool"), std::string::npos) << "it has no pools";
+  current_device = device_;
+  inside.clear();
+  graph.Reset();
+  allocator_.emptyCache();
+  EXPECT_EQ(text_of(ways[0]), of_base) << "nothing is held any more";
 }
 
 TEST_F(GraphAllocatorTest, OutOfMemoryInAnEagerScopeFreesWhatNobodyNeeds) {

@@ -1,5 +1,4 @@
-// The C functions for torch.cuda.memory.CUDAPluggableAllocator: all memory of a device from graph
-// pools, without a base.
+// The C functions for torch.cuda.memory.CUDAPluggableAllocator: all memory from pools, and no base.
 //
 // torch tells such an allocator nothing of captures unless its hooks are set. Without them memory
 // of a graph would be handed out again while the graph still needs it, so allocating during a
@@ -106,7 +105,8 @@ CGP_EXPORT void* cudagraph_pool_malloc(size_t bytes, int of_device, cudaStream_t
     } catch (const OutOfMemoryError& error) {
       const bool may_make_room = first && !routes.capturing() && !IsCapturing(stream);
       TORCH_CHECK_WITH(OutOfMemoryError, may_make_room,
-                       std::string("CUDA out of memory. ") + error.what());
+                       std::string("CUDA out of memory. ") + error.what() + " " +
+                           Pools(device).set.Describe(target ? target->id : kEagerPool));
     }
     std::unique_lock lock(eager_mutex);
     PoolSet& set = Pools(device).set;

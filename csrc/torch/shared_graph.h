@@ -1,5 +1,4 @@
-// A torch.cuda.CUDAGraph that keeps what it captured as a template and runs by executables that it
-// shares with others.
+// A torch.cuda.CUDAGraph that keeps what it captured as a template and runs by shared executables.
 //
 // PyTorch's own replay() does the launch, since it alone knows what belongs to one (the states of
 // random generators, hooks of newer releases): for its duration the CUDAGraph is given an

@@ -35,6 +35,7 @@ def test_bit_for_bit_what_separate_executables_do(limit: dict[str, Any]) -> None
     stats = pool.stats()
     assert stats["exec_updates"] > 0
     assert stats["execs"] < len(SIZES)
+    assert stats["exec_alone"] == {}
     assert stats["execs"] <= (limit.get("max_execs", _MAX_EXECS) or len(SIZES))
 
 
@@ -397,9 +398,12 @@ def test_what_cannot_be_shared_keeps_its_own() -> None:
     trail.check()
     stats = pool.stats()
     assert stats["execs"] == 1 + len(alone)
+    (n,) = stats["exec_alone"].values()
+    assert n == len(alone)
     assert stats["exec_instantiations"] == 1 + len(alone)
     alone.clear()
     assert pool.stats()["execs"] == 1
+    assert pool.stats()["exec_alone"] == {}
 
 
 def test_copies_of_rows_whether_the_driver_updates_them_or_not() -> None:

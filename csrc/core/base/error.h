@@ -36,6 +36,8 @@ class InternalError : public std::logic_error {
 
 // "0x7f...", as addresses stand in messages.
 std::string Hex(uint64_t value);
+// "1.50 GiB", as torch has sizes there.
+std::string Size(uint64_t bytes);
 
 [[noreturn]] void FailCheck(const char* condition, const char* file, int line);
 

@@ -46,6 +46,16 @@ TEST(Errors, OutOfMemorySaysHowMuchWasAskedFor) {
   EXPECT_EQ(error.requested_bytes(), 4096u);
 }
 
+TEST(Errors, SizesAreWrittenAsTorchWritesThem) {
+  EXPECT_EQ(Size(0), "0 bytes");
+  EXPECT_EQ(Size(1024), "1024 bytes");
+  EXPECT_EQ(Size(1025), "1.00 KiB");
+  EXPECT_EQ(Size(uint64_t{3} << 19), "1.50 MiB");
+  EXPECT_EQ(Size(uint64_t{1} << 30), "1024.00 MiB");
+  EXPECT_EQ(Size(uint64_t{5} << 29), "2.50 GiB");
+  EXPECT_EQ(Size(~uint64_t{0}), "17179869184.00 GiB");
+}
+
 // What may succeed when asked again is a runtime_error; what is a mistake, the caller's or ours, a
 // logic_error, and the two kinds of mistake are never caught as one another.
 static_assert(std::is_base_of_v<std::runtime_error, OutOfMemoryError>);

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "torch/errors.h"
+#include "core/base/error.h"
 
 namespace cgp {
 namespace {
@@ -169,25 +169,29 @@ void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta&
   });
 }
 
+void AddPools(c10::OutOfMemoryError& error, DeviceIndex device) noexcept {
+  WithWarnings("saying what graph pools hold", [&] {
+    const DevicePools* const pools = DevicePools::Find(device);
+    const std::string text = pools == nullptr ? "" : pools->set.Describe();
+    if (!text.empty()) error.add_context(text);
+  });
+}
+
 void ThrowOutOfMemory(Base& base, DevicePools& pools, const Request& request) {
-  const PoolId id = request.id;
-  const PoolStats stats = pools.set.Stats(id);
-  const int users = pools.set.UseCount(id);
   MemoryInfo info{};
   WithWarnings("asking how much memory is free", [&] { info = pools.driver.Info(); });
   // Who makes room and tries again waits for the error below, not for that of somebody who is told.
   WithWarnings("who was told that memory has run out",
                [&] { TellOutOfMemory(base, pools, request, info); });
+  const std::string held = pools.set.Describe(request.id);
   TORCH_CHECK_WITH(
       OutOfMemoryError, false,
-      "CUDA out of memory. Tried to allocate " + Mebibytes(request.bytes) + " in graph pool " +
-          ToString(id) + " of GPU " + std::to_string(pools.device) + ", which has " +
-          std::to_string(users) + " user(s) (graphs and GraphPool objects), holds " +
-          Mebibytes(stats.reserved_bytes) + " and has " + Mebibytes(stats.allocated_bytes) +
-          " of it in live blocks. Free on the GPU: " + Mebibytes(info.free_bytes) + " of " +
-          Mebibytes(info.total_bytes) + pools.stats.DescribeShare() +
+      "CUDA out of memory. Tried to allocate " + Size(request.bytes) + " in graph pool " +
+          ToString(request.id) + " of GPU " + std::to_string(pools.device) + ". Free on the GPU: " +
+          Size(info.free_bytes) + " of " + Size(info.total_bytes) + pools.stats.DescribeShare() +
           ". A capture cannot give memory back while it runs: free tensors and call "
-          "torch.cuda.empty_cache() before it, or capture a smaller batch.");
+          "torch.cuda.empty_cache() before it, or capture a smaller batch." +
+          (held.empty() ? "" : " (" + held + ")"));
 }
 
 }  // namespace cgp

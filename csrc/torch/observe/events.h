@@ -4,6 +4,7 @@
 #pragma once
 
 #include "torch/device_pools.h"
+#include "torch/errors.h"
 #include "torch/observe/history.h"
 
 namespace cgp {
@@ -25,6 +26,9 @@ struct Request {
   CaptureId capture = kNoCapture;
   bool whole_pages = false;  // of which the block shares none
 };
+
+// Adds what graph pools of the device hold to an error of the base, which has no memory left there.
+void AddPools(c10::OutOfMemoryError& error, DeviceIndex device) noexcept;
 
 // Tells everybody who asked to hear of memory that has run out, and throws c10::OutOfMemoryError.
 [[noreturn]] void ThrowOutOfMemory(Base& base, DevicePools& pools, const Request& request);

@@ -1,7 +1,6 @@
 #include "torch/observe/history.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "torch/errors.h"
 

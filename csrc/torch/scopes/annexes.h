@@ -111,8 +111,7 @@ class Annexes {
 
   // The native allocator reopens no pool that nobody holds, so none is called like one before; nor
   // is a graph or a torch.cuda.MemPool. The first numbers differ, since torch hashes a name by that
-  // number alone unless it is 0, and doubles its table of pools for each name that hashes as others
-  // do.
+  // number alone unless it is 0, and doubles its table of pools for each name with a known hash.
   MempoolId_t NewName() { return {~++made_, ~0ULL}; }
   static MempoolId_t NameOf(PoolId pool) { return {pool.first, pool.second}; }
 

@@ -93,8 +93,7 @@ class CaptureScopes {
     std::atomic<uint64_t> in_mempools{0};    // of the base's
   } counts;
 
-  // Closes the scopes of captures that the calling thread began, that are over, and that nobody has
-  // ended.
+  // Closes scopes of captures that the calling thread began, that are over, and that nobody ended.
   void EndAbandoned();
   // The calling thread saw a capture into the pool fail: nobody will end it any more.
   void EndFailed(DeviceIndex device, MempoolId_t id);
@@ -140,8 +139,7 @@ class CaptureScopes {
 
   // The MemPool of that pool if it is one, of ours or of the base's, else nullptr.
   MemPool* FindMemPool(const ScopeKey& key, bool ours = true);
-  // Begins a scope of which all is decided. `graphs` is the pool of the graph that a nested scope
-  // is of.
+  // Begins a scope of which all is decided. `graphs`: the pool of the graph that has a nested one.
   void BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs);
   // The one place where a scope of ours ends, for whatever reason. Its route is gone whatever
   // throws. A pool's scope that could not be ended, for lack of the host's memory, ends before the

@@ -1,5 +1,4 @@
-// Which allocations go to which pool: the scopes that are open now, in all pools and on all
-// devices.
+// Which allocations go to which pool: the scopes that are open now, in all pools of all devices.
 //
 // torch begins a scope with a filter on streams and asks for no pool when it allocates; so each
 // allocation is matched against the open scopes, newest first. Those that the base serves are here

@@ -180,6 +180,12 @@ std::vector<Entry> EntriesThatChange() {
        },
        &RunOut, &EndCapture},
       {"RunOutInAnEagerScope", &InEagerScope, &RunOut, &EndEagerScope},
+      {"RunOutEagerly",
+       [](World& w) {
+         Captured(w);
+         w.base.largest = 1000;
+       },
+       &RunOut, &FreeAndRelease},
   };
 }
 
