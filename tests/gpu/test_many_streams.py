@@ -41,7 +41,7 @@ def block(value: int) -> torch.Tensor:
 
 
 def reserved(pool: cgp.GraphPool) -> int:
-    return pool.stats()["reserved_bytes"]
+    return int(pool.stats()["reserved_bytes"])
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
