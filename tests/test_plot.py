@@ -103,8 +103,10 @@ def test_without_stock(
     write_trace: WriteTrace, figures: list[Figure], tmp_path: Path, count: int, headline: str
 ) -> None:
     """Of captures on several streams nobody works it out."""
-    events = [[1, 0, 512, 0], [1, 1, 512, 1], [-1, 0], [-1, 1]]
-    graphs = [{"key": key, "events": events} for key in range(count)]
+    graphs = [
+        {"key": n, "events": [[1, 2 * n, 512, 0], [1, 2 * n + 1, 512, 1], [-1, 2 * n]]}
+        for n in range(count)
+    ]
     trace = read_trace(write_trace(graphs=graphs, stock={"reserved": 0}))
     cost = of_trace(trace, maps=True)
     assert cost.stock is None
