@@ -7,10 +7,6 @@
 //
 // It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go (Placer).
 //
-//   pool.cc             the front: scopes, blocks that come and go, what is told of them
-//   pool_checkpoint.cc  back to what lived earlier
-//   pool_give_back.cc   what nobody needs any more is unmapped
-//
 // invariants:
 //   stats_.allocated_bytes   == sum of block.bytes over blocks_, requested_bytes likewise
 //   live.block.address       == ranges_.AddressOf(live.site)
@@ -24,7 +20,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/block.h"
 #include "core/base/units.h"
 #include "core/driver.h"
 #include "core/memory/range_table.h"
@@ -133,11 +128,6 @@ class Pool {
  private:
   static constexpr uint64_t kLeastMappingLimit = 512;
 
-  Pool(Granules page_size, Driver& driver)
-      : ranges_(driver, page_size),
-        memory_(driver, page_size, ranges_, blocks_),
-        placer_(driver, ranges_, memory_, blocks_) {}
-
   const LiveBlock& Known(Address address) const;
   LiveBlock& Known(Address address) {
     return const_cast<LiveBlock&>(std::as_const(*this).Known(address));
@@ -145,7 +135,7 @@ class Pool {
   void PinLive();
   void List(LiveBlock&& live);
   void Unlist(const Block& block);
-  uint64_t BytesOf(uint64_t pages) const { return pages * memory_.bytes().page_size().bytes(); }
+  uint64_t BytesOf(uint64_t pages) const { return pages * ranges_.page_size().bytes(); }
 
   std::vector<bool> SlotsInUse() const;
   std::exception_ptr Shrink();

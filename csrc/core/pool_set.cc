@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 #include "core/pool.h"
 
 namespace cgp {

@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "core/base/block.h"
 #include "core/base/units.h"
 #include "core/driver.h"
 

@@ -4,7 +4,6 @@
 #include <exception>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 
 namespace cgp {
 // What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a

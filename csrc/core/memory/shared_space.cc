@@ -1,7 +1,6 @@
 #include "core/memory/shared_space.h"
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 
 namespace cgp {
 
@@ -39,10 +38,10 @@ bool SharedSpace::HasUntouchedPages(const Site& site, Granules length) const {
   return untouched;
 }
 
-void SharedSpace::Take(Site& site, Granules length, NodeId within) {
-  if (within != NodeId::kNone) {
-    const PageId page = space_.node(within).page;
-    site.node = TakePiece(within, page, Granules(site.offset), length, /*large=*/false);
+void SharedSpace::Take(Site& site, Granules length) {
+  if (site.node != NodeId::kNone) {
+    const PageId page = space_.node(site.node).page;
+    site.node = TakePiece(site.node, page, Granules(site.offset), length, /*large=*/false);
     return;
   }
   int extents = 0;

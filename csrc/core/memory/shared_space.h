@@ -25,17 +25,17 @@
 
 namespace cgp {
 
-// Where a block lies: it goes on through the slots that follow.
-struct Site {
-  SlotId slot{};
-  uint32_t offset = 0;          // granules into that slot
-  NodeId node = NodeId::kNone;  // of a block that lies in one extent
+// Where a block lies.
+struct Site : Placement {
+  // Of a block that lies in one extent; of one below a page that is yet to be taken, the node of one
+  // page that holds the first of its bytes, where that is known.
+  NodeId node = NodeId::kNone;
 };
 
 class SharedSpace {
  public:
   // `ranges` are changed by no one else, but for what is pinned.
-  SharedSpace(Granules page_size, RangeTable& ranges) : space_(page_size), ranges_(ranges) {}
+  explicit SharedSpace(RangeTable& ranges) : space_(ranges.page_size()), ranges_(ranges) {}
   SharedSpace(const SharedSpace&) = delete;
   SharedSpace& operator=(const SharedSpace&) = delete;
 
@@ -79,9 +79,8 @@ class SharedSpace {
   void ReserveTake(std::size_t blocks = 1);
   void ReserveFence(FenceId fence) { space_.ReserveFence(fence); }
 
-  // Makes `length` granules from the site on used. `within`: of fewer than a page, the node of one
-  // page that holds the first of them, where that is known. pre: they are free; ReserveTake().
-  void Take(Site& site, Granules length, NodeId within = NodeId::kNone);
+  // Makes `length` granules from the site on used. pre: they are free; ReserveTake().
+  void Take(Site& site, Granules length);
   // Frees them behind the fence. pre: ReserveFence().
   void Give(const Site& site, Granules length, FenceId fence);
 

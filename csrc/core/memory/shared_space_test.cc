@@ -27,7 +27,7 @@ class SharedSpaceTest : public ::testing::Test {
 
   Site Take(uint32_t slot, Granules length) {
     bytes_.ReserveTake();
-    Site site{.slot = SlotId{slot}, .offset = 0};
+    Site site{{SlotId{slot}}};
     bytes_.Take(site, length);
     return site;
   }
@@ -44,14 +44,14 @@ class SharedSpaceTest : public ::testing::Test {
 
   HostDriver driver_{{.granularity = kPageSize.bytes(), .map_memory = false}};
   RangeTable ranges_{driver_, kPageSize};
-  SharedSpace bytes_{kPageSize, ranges_};
+  SharedSpace bytes_{ranges_};
 };
 
 TEST_F(SharedSpaceTest, APlaceHasUntouchedPagesIfAnyOfThemIs) {
   const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
   TakeAndGive(first + 1, kPageSize, kFenceA);
   const auto has = [&](uint32_t slot, Granules length) {
-    return bytes_.HasUntouchedPages({.slot = SlotId{first + slot}, .offset = 0}, length);
+    return bytes_.HasUntouchedPages({{SlotId{first + slot}}}, length);
   };
   EXPECT_TRUE(has(0, kPageSize));
   EXPECT_FALSE(has(1, kPageSize));

@@ -246,10 +246,8 @@ void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handle
 }
 
 Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
-  const auto page = static_cast<int64_t>(page_size.count());
-  const int64_t granule = static_cast<int64_t>(Index(first)) * page + start;
-  return {SlotId(static_cast<uint32_t>(granule / page)),
-          Granules(static_cast<uint64_t>(granule % page))};
+  const auto before = static_cast<int64_t>(Index(first) * page_size.count());
+  return Placement::OfGranule(static_cast<uint64_t>(before + start), page_size);
 }
 
 std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,

@@ -16,14 +16,6 @@
 
 namespace cgp {
 
-// Where a block starts: `offset` granules into the slot; it goes on through the slots that follow.
-struct Placement {
-  SlotId slot{};
-  Granules offset;
-
-  bool operator==(const Placement&) const = default;
-};
-
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 

@@ -20,8 +20,8 @@ class PlacementTest : public SmallPool {};
 
 TEST_F(PlacementTest, WholePagesAreCountedWhereAllGranulesAreFree) {
   const SlotId slot = MapNew({"xx..", "....", "..xx"});
-  const auto whole = [&](uint32_t slots, uint64_t offset, uint64_t length) {
-    return WholePagesAt(view_, {slot + slots, Granules(offset)}, Granules(length));
+  const auto whole = [&](uint32_t slots, uint32_t offset, uint64_t length) {
+    return WholePagesAt(view_, {slot + slots, offset}, Granules(length));
   };
   EXPECT_EQ(whole(0, 2, 8), 1u);
   EXPECT_EQ(whole(0, 2, 2), 0u);
@@ -30,9 +30,9 @@ TEST_F(PlacementTest, WholePagesAreCountedWhereAllGranulesAreFree) {
   EXPECT_EQ(whole(0, 1, 8), std::nullopt) << "the first page's tail is too short";
   EXPECT_EQ(whole(2, 0, 4), std::nullopt);
   const SlotId free = MapNew({"....", "...."});
-  EXPECT_EQ(WholePagesAt(view_, {free, Granules(0)}, Granules(8)), 2u);
-  EXPECT_EQ(WholePagesAt(view_, {free, Granules(0)}, Granules(9)), std::nullopt);
-  EXPECT_EQ(WholePagesAt(view_, {free, Granules(1)}, Granules(8)), std::nullopt);
+  EXPECT_EQ(WholePagesAt(view_, {free, 0}, Granules(8)), 2u);
+  EXPECT_EQ(WholePagesAt(view_, {free, 0}, Granules(9)), std::nullopt);
+  EXPECT_EQ(WholePagesAt(view_, {free, 1}, Granules(8)), std::nullopt);
 }
 
 // --- FindMapped ---
@@ -44,7 +44,7 @@ TEST_F(PlacementTest, FindsTheOldestRangeThatHasRoom) {
   const auto found = Find(8, Slack::kNone);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->slot, older);
-  EXPECT_EQ(found->offset, Granules(0));
+  EXPECT_EQ(found->offset, 0u);
 }
 
 TEST_F(PlacementTest, FindsTheEdgeThatSavesAWholePage) {
@@ -52,7 +52,7 @@ TEST_F(PlacementTest, FindsTheEdgeThatSavesAWholePage) {
   const auto found = Find(5, Slack::kNone);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->slot, SlotId{Index(slot) + 2});
-  EXPECT_EQ(found->offset, Granules(3));
+  EXPECT_EQ(found->offset, 3u);
 }
 
 TEST_F(PlacementTest, WithoutSlackAnEdgeElsewhereIsReasonEnoughToRefuse) {
@@ -66,9 +66,9 @@ TEST_F(PlacementTest, WithoutSlackAnEdgeElsewhereIsReasonEnoughToRefuse) {
 TEST_F(PlacementTest, BeginsInAnEdgeOnceThereAreMany) {
   const SlotId slot = MapNew({"xxx.", "....", "....", "xxxx"});
   for (int i = 0; i < 11; ++i) MapNew({"xxx."});
-  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot + 1, Granules(0)})) << "12 edges";
+  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot + 1, 0})) << "12 edges";
   MapNew({"xxx."});
-  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot, Granules(3)}));
+  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot, 3}));
 }
 
 // More ranges in vain than a search looks at: then a range with a page more will do.
@@ -93,8 +93,8 @@ class PlacementTakersTest : public PlacementTest {
     return FindMapped(view_, Granules(length), slack,
                       [takers](PageId page) { return takers[Index(page)]; });
   }
-  static Placement At(SlotId first, uint32_t slot, uint64_t offset = 0) {
-    return {SlotId{Index(first) + slot}, Granules(offset)};
+  static Placement At(SlotId first, uint32_t slot, uint32_t offset = 0) {
+    return {SlotId{Index(first) + slot}, offset};
   }
   static void ExpectAt(const std::optional<Placement>& found, const Placement& expected) {
     ASSERT_TRUE(found);
@@ -151,7 +151,7 @@ TEST_F(PlacementTest, ExtendsAtTheBackFromTheLastFreeGranule) {
   EXPECT_EQ(plan.start, -6);
   const Placement place = plan.PlacementFrom(SlotId{Index(slot) + 2}, kPageSize);
   EXPECT_EQ(place.slot, slot);
-  EXPECT_EQ(place.offset, Granules(2));
+  EXPECT_EQ(place.offset, 2u);
 }
 
 TEST_F(PlacementTest, ExtendsAtTheFrontUpToTheLastFreeGranule) {
@@ -163,7 +163,7 @@ TEST_F(PlacementTest, ExtendsAtTheFrontUpToTheLastFreeGranule) {
   EXPECT_EQ(plan.start, 1);
   const Placement place = plan.PlacementFrom(SlotId{Index(slot) - 1}, kPageSize);
   EXPECT_EQ(place.slot, SlotId{Index(slot) - 1});
-  EXPECT_EQ(place.offset, Granules(1));
+  EXPECT_EQ(place.offset, 1u);
 }
 
 TEST_F(PlacementTest, ExtendsOnlyWhereAddressesAreLeft) {
@@ -289,7 +289,7 @@ TEST_F(PlacementTest, WholeHandlesAreTakenLargestFirstAsTheyFit) {
   const GrowthPlan plan = Plan(7 * kP, Slack::kNone);
   EXPECT_EQ(plan.mapping.new_pages(), 0u);
   const Placement place = plan.PlacementFrom(Map(plan.mapping), kPageSize);
-  EXPECT_EQ(Leftover(uint64_t{Index(place.slot)} * kP + place.offset.count(), 7 * kP), 0u);
+  EXPECT_EQ(Leftover(uint64_t{Index(place.slot)} * kP + place.offset, 7 * kP), 0u);
 }
 
 TEST_F(PlacementTest, AHandleOfTheBlocksSizeIsTakenBeforeSmallerOnes) {

@@ -48,7 +48,7 @@ class SmallPool : public ::testing::Test {
   SlotId MapOld(std::vector<PageId> pages) { return Map({.range = {}, .handles = pages}); }
 
   void Take(PageId page, uint32_t offset, uint32_t length) {
-    Site site{.slot = ranges_.slots_of(page).front(), .offset = offset};
+    Site site{{ranges_.slots_of(page).front(), offset}};
     bytes_.ReserveTake();
     bytes_.Take(site, Granules(length));
     used_.push_back(site.node);
@@ -60,7 +60,7 @@ class SmallPool : public ::testing::Test {
     used_.pop_back();
   }
   void Give(NodeId used) {
-    bytes_.Give({.node = used}, Granules(space_.node(used).length), FenceId::kOpen);
+    bytes_.Give({{}, used}, Granules(space_.node(used).length), FenceId::kOpen);
   }
 
   std::optional<Placement> Find(uint64_t length, Slack slack) {
@@ -101,7 +101,7 @@ class SmallPool : public ::testing::Test {
 
   bool Fits(Placement start, uint64_t length) const {
     return BruteFits(Index(ranges_.range_of(start.slot)),
-                     uint64_t{Index(start.slot)} * kP + start.offset.count(), length);
+                     uint64_t{Index(start.slot)} * kP + start.offset, length);
   }
 
   bool IsWholeHandle(PageId handle) const {
@@ -136,7 +136,7 @@ class SmallPool : public ::testing::Test {
 
   HostDriver driver_{{.granularity = kP * kGranuleBytes, .map_memory = false}};
   RangeTable ranges_{driver_, kPageSize};
-  SharedSpace bytes_{kPageSize, ranges_};
+  SharedSpace bytes_{ranges_};
   const PageSpace& space_ = bytes_.space();
   FreeView& view_ = bytes_.AddView(StreamId{1}, FenceId{1});
   std::vector<NodeId> used_;
