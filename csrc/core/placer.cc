@@ -5,8 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/rules.h"
-#include "core/placement/growth.h"
+#include "core/placement/placement.h"
 
 namespace cgp {
 namespace {
@@ -69,7 +68,7 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
     throw;
   }
   const Placement place = live.site;
-  if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
+  if (On("lending") && several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
     memory_.NoteGrowth(live);
   }
   if (successor_ == 0) successor_ = ranges_.AddressOf(place);
@@ -194,12 +193,14 @@ Site Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
 std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) const {
   const bool several = several_streams();
   std::optional<NodeId> best;
-  std::ptrdiff_t least = 0;
+  uint32_t least = 0;
   int left = several ? kChainsLookedAt : kChainsOfOne;
   view.ForEachFit(length, [&](NodeId chain) {
     const PageId page = space().node(chain).page;
     if (best && !several && space().holds_large(page)) return false;
-    const std::ptrdiff_t harm = several ? memory_.bytes().CountTakers(chain) : Index(page);
+    const FenceId fence = space().node(chain).fence;
+    const auto takes = [&](const FreeView& stream) { return stream.Passes(fence); };
+    const uint32_t harm = several ? memory_.bytes().CountStreams(takes) : Index(page);
     if (!best || harm < least) {
       best = chain;
       least = harm;
@@ -213,7 +214,9 @@ std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) c
 // where one stream allocates, which may take all.
 TakersOf Placer::Takers() const {
   if (!several_streams()) return {};
-  return [this](PageId page) { return static_cast<uint32_t>(memory_.bytes().CountWhole(page)); };
+  return [this](PageId page) {
+    return memory_.bytes().CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
+  };
 }
 
 // Steps 2 to 5 of design.md, section 4.

@@ -60,7 +60,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
   // Nobody has what is too much to be rounded.
   const bool rounds = whole_pages && bytes <= ~uint64_t{0} - page;
   const uint64_t rounded = rounds ? (bytes + page - 1) / page * page : bytes;
-  blocks_.ReserveOne();
+  blocks_.Reserve(blocks_.size() + 1);
   LiveBlock live;
   live.block = {.bytes = Granules::FromBytesRoundedUp(rounded).bytes(),
                 .requested_bytes = bytes,

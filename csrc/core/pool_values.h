@@ -135,10 +135,6 @@ struct SetUsage {
       function(this->*gauge, other.*gauge);
     }
   }
-  template <typename Function>
-  void ForEachGauge(Function function) {
-    ForEachPair(*this, [&](Gauge& gauge, const Gauge&) { function(gauge); });
-  }
 
  private:
   BlockUsage& OfSize(const Block& block) {

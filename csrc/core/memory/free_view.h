@@ -58,6 +58,7 @@ struct WholeHandle {
   uint64_t pages = 0;
   PageId handle{};
 
+  bool operator==(const WholeHandle&) const = default;
   // Largest first; of equals the first handle.
   bool operator<(const WholeHandle& other) const {
     return pages != other.pages ? pages > other.pages : handle < other.handle;
@@ -69,6 +70,8 @@ struct FreeHandles {
   std::set<Edge> heads;
   std::set<Edge> tails;
   std::set<WholeHandle> wholes;
+
+  bool operator==(const FreeHandles&) const = default;
 };
 
 // Consecutive mapped slots of one range whose pages are whole; maximal: its neighbours' are not.
@@ -164,9 +167,8 @@ class FreeView {
   std::optional<RangeId> OldestMayHold(uint32_t pages, RangeId from);
   // The runs of the range in the order of addresses; makes the range's bound exact.
   const std::vector<FreeRun>& Runs(RangeId range);
-  // The lengths of the runs that touch the range's front and back.
-  uint32_t FreeAtFront(RangeId range);
-  uint32_t FreeAtBack(RangeId range);
+  // The length of the run that touches the range's front, or its back.
+  uint32_t FreeAtEnd(RangeId range, bool at_front);
   // Whether all slots of [begin, end) are free. O(rows of their pages (RangeTable::RowEnd())).
   bool AllFree(SlotId begin, SlotId end) const;
 
@@ -192,8 +194,7 @@ class FreeView {
 
   bool Available(NodeId id) const { return Passes(space_.node(id).fence); }
   Offer OfferOf(PageId handle) const;
-  void CheckRuns() const;
-  void CheckHandles() const;
+  std::vector<std::vector<NodeId>> Chains() const;
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;

@@ -47,7 +47,7 @@ PathPosition GraphOrder::Append(const Met& met, Positions& positions) {
   for (const auto& [node, position] : before) {
     if (position.path != id) path.edges.push_back({.index = path.length, .before = position});
   }
-  positions.ReserveOne();
+  positions.Reserve(positions.size() + 1);
 
   // Nothing throws from here on.
   const PathPosition position{.path = id, .index = path.length++};
@@ -66,12 +66,12 @@ PathId GraphOrder::PathFor(std::span<const Before> before) {
 }
 
 void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<Step>* steps) {
-  if (reach.stopped_) return;
+  if (reach.stopped) return;
   const std::size_t known = steps->size();
   bool stopped = !frontier.waits;
   const auto take_back = [&] {
     for (; steps->size() > known; steps->pop_back()) {
-      reach.counts_[Index(steps->back().path)] = steps->back().before;
+      reach.counts[Index(steps->back().path)] = steps->back().before;
     }
   };
   try {
@@ -93,29 +93,23 @@ void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<Ste
   // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
   // for it.
   take_back();
-  reach.Stop();
+  reach = {.counts = {}, .stopped = true};
 }
 
 // Throws with `steps` telling what has changed.
 void GraphOrder::Extend(Reach& reach, std::vector<Step>* steps) {
-  if (reach.counts_.size() < paths_.size()) reach.counts_.resize(paths_.size());
+  if (reach.counts.size() < paths_.size()) reach.counts.resize(paths_.size());
   while (!todo_.empty()) {
     const auto [id, index] = todo_.back();
     todo_.pop_back();
-    uint32_t& count = reach.counts_[Index(id)];
+    uint32_t& count = reach.counts[Index(id)];
     if (index < count) continue;
     steps->push_back({.path = id, .before = count});
-    const std::span<const Edge> edges = EdgesWithin(paths_[Index(id)], count, index + 1);
+    const std::vector<Edge>& edges = paths_[Index(id)].edges;
+    auto edge = std::ranges::lower_bound(edges, count, {}, &Edge::index);
+    for (; edge != edges.end() && edge->index <= index; ++edge) todo_.push_back(edge->before);
     count = index + 1;
-    for (const Edge& edge : edges) todo_.push_back(edge.before);
   }
-}
-
-std::span<const GraphOrder::Edge> GraphOrder::EdgesWithin(const Path& path, uint32_t begin,
-                                                          uint32_t end) const {
-  const auto from = std::ranges::lower_bound(path.edges, begin, {}, &Edge::index);
-  const auto to = std::ranges::lower_bound(from, path.edges.end(), end, {}, &Edge::index);
-  return {from, to};
 }
 
 void GraphOrder::Clear() {

@@ -41,22 +41,14 @@ class GraphOrder {
  public:
   explicit GraphOrder(Driver& driver) : driver_(driver) {}
 
-  class Reach {
-   public:
-    bool Contains(PathPosition node) const { return node.index < CountOn(node.path); }
-    bool stopped() const { return stopped_; }
+  // What Advance() makes of it.
+  struct Reach {
+    std::vector<uint32_t> counts;  // of nodes, by path
+    bool stopped = false;          // by a programmatic edge
 
-   private:
-    friend class GraphOrder;
-    void Stop() {
-      counts_.clear();
-      stopped_ = true;
+    bool Contains(PathPosition node) const {
+      return Index(node.path) < counts.size() && node.index < counts[Index(node.path)];
     }
-    uint32_t CountOn(PathId path) const {
-      return Index(path) < counts_.size() ? counts_[Index(path)] : 0;
-    }
-    std::vector<uint32_t> counts_;  // of nodes, by path
-    bool stopped_ = false;
   };
 
   // A path of which a reach contains more nodes than the `before` that it did.
@@ -109,7 +101,6 @@ class GraphOrder {
   PathPosition Append(const Met& met, Positions& positions);
   PathId PathFor(std::span<const Before> before);
   void Extend(Reach& reach, std::vector<Step>* steps);
-  std::span<const Edge> EdgesWithin(const Path& path, uint32_t begin, uint32_t end) const;
 
   Driver& driver_;
   std::vector<Path> paths_;

@@ -198,10 +198,10 @@ TEST_F(GraphOrderTest, AProgrammaticEdgeEmptiesTheReachForGood) {
   GraphOrder::Reach late;
   EXPECT_THAT(Advance(late, kA), IsEmpty());
   EXPECT_TRUE(Reaches(early, before)) << "it has not been told yet";
-  EXPECT_FALSE(early.stopped());
+  EXPECT_FALSE(early.stopped);
   EXPECT_THAT(Advance(early, kA), IsEmpty());
-  EXPECT_TRUE(early.stopped());
-  EXPECT_TRUE(late.stopped());
+  EXPECT_TRUE(early.stopped);
+  EXPECT_TRUE(late.stopped);
   const GraphNode behind = Launch(kA);
   for (GraphOrder::Reach* const reach : {&early, &late}) {
     EXPECT_THAT(Advance(*reach, kA), IsEmpty());
@@ -220,9 +220,9 @@ TEST_F(GraphOrderTest, AProgrammaticEdgeStopsOnlyThoseBehindIt) {
   EXPECT_THAT(Advance(of_b, kB), ElementsAre(b));
   Join(kB, kA);
   Launch(kB);
-  EXPECT_FALSE(of_b.stopped());
+  EXPECT_FALSE(of_b.stopped);
   EXPECT_THAT(Advance(of_b, kB), IsEmpty());
-  EXPECT_TRUE(of_b.stopped());
+  EXPECT_TRUE(of_b.stopped);
   EXPECT_FALSE(Reaches(of_b, b));
 }
 
@@ -247,7 +247,7 @@ TEST_F(GraphOrderTest, SoDoesAProgrammaticFrontier) {
   EXPECT_THAT(Advance(reach, frontier), ElementsAre(node));
   frontier.waits = false;
   EXPECT_THAT(Advance(reach, frontier), IsEmpty());
-  EXPECT_TRUE(reach.stopped());
+  EXPECT_TRUE(reach.stopped);
   EXPECT_FALSE(Reaches(reach, node));
   frontier.waits = true;
   EXPECT_THAT(Advance(reach, frontier), IsEmpty());

@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "core/base/error.h"
-#include "core/base/rules.h"
 #include "core/base/units.h"
 
 namespace cgp {
@@ -68,7 +67,6 @@ bool ProofTable::IsLent(FenceId fence, std::size_t stream) const {
 }
 
 void ProofTable::NoteGrowth(std::size_t stream) {
-  if (!On("lending")) return;
   std::ranges::replace(streams_[stream].loans, Loan::kOut, Loan::kRefused);
 }
 

@@ -58,7 +58,7 @@ class ProofTable {
   // programmatic edge. Nothing more is proven to it but what it owns. What it owns already may have
   // come to it by a proof that holds no more: if any has, it must forfeit all of that.
   bool must_forfeit(std::size_t stream) const {
-    return streams_[stream].reach.stopped() && streams_[stream].relies_on_proofs;
+    return streams_[stream].reach.stopped && streams_[stream].relies_on_proofs;
   }
   // Nothing is proven to the stream but the fences that it comes to own from now on.
   void Forfeit(std::size_t stream);

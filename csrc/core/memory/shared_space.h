@@ -57,14 +57,12 @@ class SharedSpace {
   // ReserveOpening().
   void RemoveStreams();
 
-  // How many streams may take all of the page.
-  std::ptrdiff_t CountWhole(PageId page) const {
-    return CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
-  }
-  // How many may take the node.
-  std::ptrdiff_t CountTakers(NodeId id) const {
-    const FenceId fence = space_.node(id).fence;
-    return CountStreams([&](const FreeView& view) { return view.Passes(fence); });
+  // How many streams' views are so.
+  template <typename Condition>
+  uint32_t CountStreams(Condition&& condition) const {
+    const auto streams = std::span(views_).first(stream_count_);
+    return static_cast<uint32_t>(std::ranges::count_if(
+        streams, [&](const auto& view) { return condition(std::as_const(*view)); }));
   }
 
   // --- Blocks ---
@@ -115,11 +113,6 @@ class SharedSpace {
   void Check() const;
 
  private:
-  template <typename Condition>
-  std::ptrdiff_t CountStreams(Condition&& condition) const {
-    return std::ranges::count_if(std::span(views_).first(stream_count_),
-                                 [&](const auto& view) { return condition(*view); });
-  }
   void ReserveWoken();
   template <typename Function>
   void ForEachExtent(const Site& site, Granules length, Function&& function) const;

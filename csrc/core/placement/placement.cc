@@ -4,9 +4,6 @@
 #include <array>
 #include <tuple>
 
-#include "core/base/rules.h"
-#include "core/placement/growth.h"
-
 namespace cgp {
 namespace {
 
@@ -134,16 +131,6 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
   }
   if (!best) return std::nullopt;
   return Placement::OfGranule(best->start, view.page_size());
-}
-
-Granules FreeAtEnd(FreeView& view, RangeId id, bool at_front) {
-  const RangeTable& ranges = view.ranges();
-  const RangeTable::Range& range = ranges.range(id);
-  const uint32_t slots = at_front ? view.FreeAtFront(id) : view.FreeAtBack(id);
-  const Granules whole = view.page_size() * slots;
-  if (slots == range.mapped()) return whole;
-  return whole + (at_front ? view.Head(ranges.page_at(range.begin() + slots))
-                           : view.Tail(ranges.page_at(range.end() - 1 - slots)));
 }
 
 std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers) {

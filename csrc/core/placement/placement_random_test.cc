@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/memory/free_view_test_fit.h"
-#include "core/placement/growth.h"
 #include "core/placement/placement.h"
 #include "core/placement/placement_test_pool.h"
 

@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "core/placement/growth.h"
 #include "core/placement/placement_test_pool.h"
 
 namespace cgp {

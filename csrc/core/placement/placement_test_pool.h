@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "core/memory/shared_space.h"
-#include "core/placement/growth.h"
 #include "core/placement/placement.h"
 #include "testing/host_driver.h"
 

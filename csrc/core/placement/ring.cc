@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/placement/growth.h"
+#include "core/placement/placement.h"
 
 namespace cgp {
 namespace {

@@ -31,7 +31,7 @@ class RingTest : public ::testing::Test {
     memory_.bytes().Take(live.site, live.length());
     live.block.address = ranges_.AddressOf(place);
     const uint64_t at = At(place.slot, place.offset);
-    blocks_.ReserveOne();
+    blocks_.Reserve(blocks_.size() + 1);
     blocks_.Insert(live.block.address, std::move(live));
     memory_.Check();
     return at;

@@ -1,9 +1,7 @@
-#include "core/placement/growth.h"
-
 #include <algorithm>
 #include <functional>
 
-#include "core/base/rules.h"
+#include "core/placement/placement.h"
 
 namespace cgp {
 namespace {
@@ -70,7 +68,14 @@ class GrowthPlanner {
   }
 
   End EndOf(RangeId id, bool at_front) const {
-    const uint64_t reused = FreeAtEnd(view_, id, at_front).count();
+    const RangeTable::Range& range = ranges_.range(id);
+    const uint32_t slots = view_.FreeAtEnd(id, at_front);
+    uint64_t reused = slots * page_;
+    if (slots < range.mapped()) {
+      const Granules edge = at_front ? view_.Head(ranges_.page_at(range.begin() + slots))
+                                     : view_.Tail(ranges_.page_at(range.end() - 1 - slots));
+      reused += edge.count();
+    }
     if (reused < length_) return {id, at_front, reused, reused / page_};
     // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
     return {id, at_front, length_ / page_ * page_, length_ / page_};
