@@ -224,8 +224,7 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   auto found = FindMapped(view, length, slack, Takers());
   if (!found && memory_.Poll()) found = FindMapped(view, length, slack, Takers());
   if (found) return *found;
-  const Streams streams = several_streams() ? Streams::kSeveral : Streams::kOne;
-  const auto plan = [&] { return PlanGrowth(view, length, slack, streams); };
+  const auto plan = [&] { return PlanGrowth(view, length, slack, several_streams()); };
   GrowthPlan growth = plan();
   if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view, length))) {
     try {

@@ -368,11 +368,10 @@ void PoolSet::Check() const {
   for (const auto& [id, member] : members_) {
     member->pool.Check();
     const PoolStats stats = member->pool.Stats();
-    using S = PoolStats;
-    for (uint64_t S::*const summed :
-         {&S::reserved_bytes, &S::allocated_bytes, &S::requested_bytes, &S::live_blocks}) {
-      sum.*summed += stats.*summed;
-    }
+    sum.reserved_bytes += stats.reserved_bytes;
+    sum.allocated_bytes += stats.allocated_bytes;
+    sum.requested_bytes += stats.requested_bytes;
+    sum.live_blocks += stats.live_blocks;
     CGP_CHECK(member->reserved_bytes == &reserved_bytes_.at(id));
     CGP_CHECK(member->pool.reserved_bytes() == member->reserved_bytes->current);
     handles += member->pool.handles();

@@ -6,20 +6,6 @@
 namespace cgp {
 namespace {
 
-std::string_view Advice(DriverStatus status) {
-  switch (status) {
-    case DriverStatus::kOutOfMemory:
-      return ". The device has no memory left for this: free tensors or graphs, or give back what "
-             "is cached (torch.cuda.empty_cache()), and try again.";
-    case DriverStatus::kOutOfAddresses:
-      return ". No virtual addresses are left, however much memory is free: release graph pools "
-             "that are no longer used.";
-    case DriverStatus::kFailed:
-      break;
-  }
-  return ".";
-}
-
 std::string Message(DriverStatus status, std::string_view call, int code, std::string_view name,
                     uint64_t bytes, int device, std::string_view detail) {
   std::string message(call);
@@ -31,8 +17,19 @@ std::string Message(DriverStatus status, std::string_view call, int code, std::s
     message += ": ";
     message += detail;
   }
-  message += Advice(status);
-  return message;
+  switch (status) {
+    case DriverStatus::kOutOfMemory:
+      return message +
+             ". The device has no memory left for this: free tensors or graphs, or give back what "
+             "is cached (torch.cuda.empty_cache()), and try again.";
+    case DriverStatus::kOutOfAddresses:
+      return message +
+             ". No virtual addresses are left, however much memory is free: release graph pools "
+             "that are no longer used.";
+    case DriverStatus::kFailed:
+      break;
+  }
+  return message + ".";
 }
 
 }  // namespace

@@ -52,12 +52,12 @@ enum class RangeId : uint32_t {};
 enum class SlotId : uint32_t {};
 
 template <typename Id>
-requires std::is_enum_v<Id>
-constexpr uint32_t Index(Id id) { return static_cast<uint32_t>(id); }
-
-template <typename Id>
 concept IsPosition = std::is_same_v<std::underlying_type_t<Id>, uint32_t>;
 
+template <IsPosition Id>
+constexpr uint32_t Index(Id id) {
+  return static_cast<uint32_t>(id);
+}
 template <IsPosition Id>
 constexpr Id operator+(Id id, uint32_t count) {
   return Id{Index(id) + count};

@@ -7,19 +7,6 @@
 #include "core/base/error.h"
 
 namespace cgp {
-namespace {
-
-// What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
-template <typename Set>
-void Replace(Set& set, PageId handle, uint32_t& known, uint32_t now) {
-  if (known == now) return;
-  if (known > 0) set.erase({known, handle});
-  known = 0;
-  if (now > 0) set.insert({now, handle});
-  known = now;
-}
-
-}  // namespace
 
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
     : space_(space), ranges_(ranges), stream_(stream), own_(own) {
@@ -360,13 +347,21 @@ void FreeView::Check() const {
 }
 
 const FreeHandles& FreeView::Handles() {
+  // What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
+  const auto replace = [](auto& set, PageId handle, uint32_t& known, uint32_t now) {
+    if (known == now) return;
+    if (known > 0) set.erase({known, handle});
+    known = 0;
+    if (now > 0) set.insert({now, handle});
+    known = now;
+  };
   for (auto page = changed_.Next(0); page; page = changed_.Next(*page)) {
     const PageId handle = ranges_.handle_begin(PageId{*page});
     const Offer now = OfferOf(handle);
     Offer& known = offers_[Index(handle)];
-    Replace(handles_.heads, handle, known.head, now.head);
-    Replace(handles_.tails, handle, known.tail, now.tail);
-    Replace(handles_.wholes, handle, known.whole, now.whole);
+    replace(handles_.heads, handle, known.head, now.head);
+    replace(handles_.tails, handle, known.tail, now.tail);
+    replace(handles_.wholes, handle, known.whole, now.whole);
     changed_.SetRange(Index(handle), Index(ranges_.handle_end(handle)), false);
   }
   return handles_;

@@ -140,7 +140,19 @@ class FreeView {
   // long as that returns true: the shortest first, those in pages of small blocks alone before the
   // others.
   template <typename Function>
-  void ForEachFit(Granules length, Function&& function) const;
+  void ForEachFit(Granules length, Function&& function) const {
+    const auto page = static_cast<uint32_t>(page_size().count());
+    const auto wanted = static_cast<uint32_t>(length.count());
+    const auto next = [&](uint32_t from) {
+      const auto bin = filled_bins_.Next(from);
+      return bin && *bin >= page && *bin < page + wanted ? filled_bins_.Next(page + wanted) : bin;
+    };
+    for (auto bin = next(wanted); bin; bin = next(*bin + 1)) {
+      for (NodeId chain = bins_[*bin]; chain != NodeId::kNone; chain = links_[Index(chain)].next) {
+        if (!function(chain)) return;
+      }
+    }
+  }
 
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
   // Whether all of [begin, end) are.
@@ -230,20 +242,5 @@ class FreeView {
   std::vector<NodeId> bins_;  // see BinOf(): the newest chain
   std::vector<Link> links_;   // by node
 };
-
-template <typename Function>
-void FreeView::ForEachFit(Granules length, Function&& function) const {
-  const auto page = static_cast<uint32_t>(page_size().count());
-  const auto wanted = static_cast<uint32_t>(length.count());
-  const auto next = [&](uint32_t from) {
-    const auto bin = filled_bins_.Next(from);
-    return bin && *bin >= page && *bin < page + wanted ? filled_bins_.Next(page + wanted) : bin;
-  };
-  for (auto bin = next(wanted); bin; bin = next(*bin + 1)) {
-    for (NodeId chain = bins_[*bin]; chain != NodeId::kNone; chain = links_[Index(chain)].next) {
-      if (!function(chain)) return;
-    }
-  }
-}
 
 }  // namespace cgp

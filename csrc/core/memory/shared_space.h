@@ -85,7 +85,15 @@ class SharedSpace {
   // Calls function(page, offset, length) for the pages that a block has a part of, in the order of
   // its addresses.
   template <typename Function>
-  void ForEachPiece(const Site& site, Granules length, Function&& function) const;
+  void ForEachPiece(const Site& site, Granules length, Function&& function) const {
+    ForEachExtent(site, length, [&](PageId page, Granules offset, Granules left) {
+      for (; left > Granules(0); ++page) {
+        const Granules piece = std::min(left, page_size());
+        function(page, offset, piece);
+        left -= piece;
+      }
+    });
+  }
   // Calls function(node) for the nodes of a block that is in use, or for the free ones that a site
   // without a node begins and ends in and those between.
   template <typename Function>
@@ -143,17 +151,6 @@ void SharedSpace::ForEachExtent(const Site& site, Granules length, Function&& fu
     length -= extent;
     offset = Granules(0);
   }
-}
-
-template <typename Function>
-void SharedSpace::ForEachPiece(const Site& site, Granules length, Function&& function) const {
-  ForEachExtent(site, length, [&](PageId page, Granules offset, Granules left) {
-    for (; left > Granules(0); ++page) {
-      const Granules piece = std::min(left, page_size());
-      function(page, offset, piece);
-      left -= piece;
-    }
-  });
 }
 
 // Of an extent there are several where pages between them are gone.

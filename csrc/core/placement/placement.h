@@ -11,10 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <iterator>
 #include <optional>
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "core/base/units.h"
@@ -106,9 +104,6 @@ std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t length, En
   return best;
 }
 
-// How many streams allocate in the capture.
-enum class Streams : uint8_t { kOne, kSeveral };
-
 // The most pages that a new handle may have in a pool of so many pages: the driver's price is per
 // handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
 // it is in use. And at most half of `together`, the new pages that are made for one block: blocks of
@@ -138,6 +133,6 @@ struct GrowthPlan {
   std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
 
-GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, Streams streams);
+GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, bool several_streams);
 
 }  // namespace cgp

@@ -21,12 +21,12 @@ struct Stretch {
 
 class GrowthPlanner {
  public:
-  GrowthPlanner(FreeView& view, Granules length, Slack slack, Streams streams)
+  GrowthPlanner(FreeView& view, Granules length, Slack slack, bool several_streams)
       : view_(view),
         ranges_(view.ranges()),
         page_(view.page_size().count()),
         length_(length.count()),
-        streams_(streams),
+        several_streams_(several_streams),
         free_(view.Handles()),
         fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
         most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
@@ -188,8 +188,7 @@ class GrowthPlanner {
   // As large as suits the pool and, where one stream alone needs them, the block.
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
-    if (streams_ == Streams::kOne) return MostHandlePages(pool_pages, pages);
-    return MostHandlePages(pool_pages, pool_pages);
+    return MostHandlePages(pool_pages, several_streams_ ? pool_pages : pages);
   }
 
   // Of equals the one that was considered first is best.
@@ -223,7 +222,7 @@ class GrowthPlanner {
   const RangeTable& ranges_;
   const uint64_t page_;    // in granules
   const uint64_t length_;  // in granules
-  const Streams streams_;
+  const bool several_streams_;
   const FreeHandles& free_;
   const Stretch fresh_;  // a new range
   const uint64_t most_whole_;
@@ -269,8 +268,8 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
   return ahead;
 }
 
-GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, Streams streams) {
-  return GrowthPlanner(view, length, slack, streams).Plan();
+GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, bool several_streams) {
+  return GrowthPlanner(view, length, slack, several_streams).Plan();
 }
 
 }  // namespace cgp

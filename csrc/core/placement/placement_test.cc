@@ -307,7 +307,7 @@ TEST_F(PlacementTest, AHandleIsBrokenOnlyWhereNothingElseHolds) {
 }
 
 TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
-  const auto sizes = [&](uint64_t pages, Streams streams = Streams::kOne) {
+  const auto sizes = [&](uint64_t pages, Streams streams = /*several_streams=*/false) {
     std::multiset<uint32_t> seen;
     const Granules length(pages * kP);
     const GrowthPlan plan = PlanGrowth(view_, length, Slack::kNone, streams);
@@ -318,8 +318,8 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
   EXPECT_EQ(sizes(112).count(2), 56u);
   EXPECT_EQ(sizes(395).count(7), 53u) << "all about as large as each other";
   EXPECT_EQ(sizes(395).count(6), 4u);
-  EXPECT_EQ(sizes(111, Streams::kSeveral).count(1), 111u);
-  EXPECT_EQ(sizes(112, Streams::kSeveral).count(2), 56u);
+  EXPECT_EQ(sizes(111, /*several_streams=*/true).count(1), 111u);
+  EXPECT_EQ(sizes(112, /*several_streams=*/true).count(2), 56u);
   EXPECT_EQ(sizes(56 * 64).count(64), 56u);
   EXPECT_EQ(sizes(56 * 128).count(64), 112u) << "more are too many for any pool";
   MapNew(std::vector<std::string>(64 * 64, "xxxx"));

@@ -66,7 +66,7 @@ class SmallPool : public ::testing::Test {
     return FindMapped(view_, Granules(length), slack);
   }
   GrowthPlan Plan(uint64_t length, Slack slack) {
-    return PlanGrowth(view_, Granules(length), slack, Streams::kOne);
+    return PlanGrowth(view_, Granules(length), slack, /*several_streams=*/false);
   }
 
   // --- The same by brute force. Granules are counted through all slots: slot * kP + offset. ---

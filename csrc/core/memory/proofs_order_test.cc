@@ -1,5 +1,3 @@
-#include "core/memory/graph_order.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "core/base/units.h"
+#include "core/memory/proofs.h"
 #include "driver/faulty_driver.h"
 #include "testing/allocation_faults.h"
 #include "testing/host_driver.h"
