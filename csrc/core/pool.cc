@@ -70,7 +70,6 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
   live.block.address = ranges_.AddressOf(live.site);
   live.pinned = !live.eager;
   if (live.pinned) ranges_.Pin(live.site.slot);
-  unpinned_ += live.pinned ? 0 : 1;
   const Block block = live.block;
   List(std::move(live));
   stats_.peak_allocated_bytes = std::max(stats_.peak_allocated_bytes, stats_.allocated_bytes);
@@ -83,9 +82,8 @@ Block Pool::Free(Address address) {
   // The graph may read it: graph trees fill the inputs that died in a capture before each replay.
   if (in_capture_scope()) ranges_.Pin(live.site.slot);
   memory_.Free(live, placer_.InRing(live.site.slot));
-  unpinned_ -= live.pinned ? 0 : 1;
   const Block block = live.block;
-  Unlist(block);
+  Unlist(live);
   return block;
 }
 
@@ -102,8 +100,7 @@ const Block* Pool::Find(Address address) const {
   return found;
 }
 
-std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
-  const LiveBlock& live = Known(address);
+std::vector<PhysicalPiece> Pool::PiecesOf(const LiveBlock& live) const {
   std::vector<PhysicalPiece> pieces;
   const auto add = [&](PageId page, Granules offset, Granules length) {
     pieces.push_back({page, offset.bytes(), length.bytes()});
@@ -131,8 +128,8 @@ PoolStats Pool::Stats() const {
 PoolSnapshot Pool::Snapshot() const {
   PoolSnapshot snapshot;
   snapshot.stats = Stats();
-  blocks_.ForEach([&](Address address, const LiveBlock& live) {
-    snapshot.blocks.push_back({live.block, Pieces(address)});
+  blocks_.ForEach([&](Address, const LiveBlock& live) {
+    snapshot.blocks.push_back({live.block, PiecesOf(live)});
   });
   std::ranges::sort(snapshot.blocks, {}, [](const auto& entry) { return entry.block.address; });
   const PageSpace& space = memory_.bytes().space();
@@ -211,8 +208,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   for (const auto& [address, fence] : dropped) {
     const LiveBlock& live = Known(address);
     memory_.Give(live, fence);
-    unpinned_ -= live.pinned ? 0 : 1;
-    Unlist(Block(live.block));
+    Unlist(live);
   }
   for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {
     if (!lives_on[i]) continue;
@@ -335,8 +331,8 @@ void Pool::Check() const {
   CGP_CHECK(unpinned == unpinned_);
 }
 
-const LiveBlock& Pool::Known(Address address) const {
-  const LiveBlock* const live = blocks_.Find(address);
+LiveBlock& Pool::Known(Address address) {
+  LiveBlock* const live = blocks_.Find(address);
   if (live == nullptr) {
     throw UsageError("cudagraph_pool: no live block starts at " + Hex(address) +
                      ": it was never allocated in this pool, or was freed before.");
@@ -358,16 +354,18 @@ void Pool::List(LiveBlock&& live) {
   stats_.allocated_bytes += live.block.bytes;
   stats_.requested_bytes += live.block.requested_bytes;
   ++stats_.allocations;
+  unpinned_ += live.pinned ? 0 : 1;
   const Address address = live.block.address;
   blocks_.Insert(address, std::move(live));
 }
 
-void Pool::Unlist(const Block& block) {
-  placer_.Freed(block.address);
-  stats_.allocated_bytes -= block.bytes;
-  stats_.requested_bytes -= block.requested_bytes;
+void Pool::Unlist(const LiveBlock& live) {
+  placer_.Freed(live.block.address);
+  stats_.allocated_bytes -= live.block.bytes;
+  stats_.requested_bytes -= live.block.requested_bytes;
   ++stats_.frees;
-  blocks_.Erase(block.address);
+  unpinned_ -= live.pinned ? 0 : 1;
+  blocks_.Erase(live.block.address);
 }
 
 }  // namespace cgp

@@ -17,7 +17,6 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "core/base/units.h"
@@ -78,7 +77,7 @@ class Pool {
   }
   // The physical bytes behind a live block, in the order of its addresses. Throws UsageError as
   // Free() does.
-  std::vector<PhysicalPiece> Pieces(Address address) const;
+  std::vector<PhysicalPiece> Pieces(Address address) { return PiecesOf(Known(address)); }
 
   // What GiveBack() would: the bytes of all handles that no live block has a byte of. O(pages).
   uint64_t spare_bytes() const;
@@ -109,9 +108,7 @@ class Pool {
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   // Of physical memory.
-  uint64_t handles() const {
-    return uint64_t{ranges_.handle_count()} + ranges_.unreleased_handles();
-  }
+  uint64_t handles() const { return ranges_.handle_count(); }
   uint64_t live_blocks() const { return blocks_.size(); }
   // Stretches of free bytes: parts of a page, or whole pages in a row.
   uint64_t free_extents() const { return memory_.bytes().space().free_extents(); }
@@ -128,13 +125,11 @@ class Pool {
  private:
   static constexpr uint64_t kLeastMappingLimit = 512;
 
-  const LiveBlock& Known(Address address) const;
-  LiveBlock& Known(Address address) {
-    return const_cast<LiveBlock&>(std::as_const(*this).Known(address));
-  }
+  LiveBlock& Known(Address address);
+  std::vector<PhysicalPiece> PiecesOf(const LiveBlock& live) const;
   void PinLive();
   void List(LiveBlock&& live);
-  void Unlist(const Block& block);
+  void Unlist(const LiveBlock& live);
   uint64_t BytesOf(uint64_t pages) const { return pages * ranges_.page_size().bytes(); }
 
   std::vector<bool> SlotsInUse() const;

@@ -192,7 +192,7 @@ std::optional<Block> PoolSet::Find(Address address) const {
 
 std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
   const std::lock_guard lock(mutex_);
-  const Member* const owner = FindOwner(address);
+  Member* const owner = FindOwner(address);
   if (owner == nullptr) ThrowNoBlock(address);
   return owner->pool.Pieces(address);
 }

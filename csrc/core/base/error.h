@@ -14,8 +14,7 @@ namespace cgp {
 
 // The caller asked for something that is not allowed: an unknown or released pool, a double free, a
 // scope begun twice.
-class UsageError : public std::logic_error {
- public:
+struct UsageError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
@@ -62,8 +61,7 @@ class DriverError : public std::runtime_error {
 
 // An invariant does not hold: a bug of ours. Thrown rather than aborting, so that a training job
 // can save its state.
-class InternalError : public std::logic_error {
- public:
+struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 

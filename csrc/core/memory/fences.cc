@@ -12,17 +12,10 @@ FenceId FenceTable::FindOrAdd(std::optional<StreamId> owner, bool eager) {
     const Fence& fence = fences_[Index(id)];
     if (fence.owner != owner || (fence.state == State::kScope) == eager) continue;
     // What is held anew is not behind an older mark.
-    if (owner || fence.state != State::kMarked) return id;
+    if (owner || fence.mark == nullptr) return id;
   }
-  const State state = eager ? State::kUnmarked : State::kScope;
+  const State state = eager ? State::kEager : State::kScope;
   return listed_.emplace_back(Add({.state = state, .owner = owner, .mark = {}}));
-}
-
-void FenceTable::Renew(FenceId id) {
-  Fence& fence = fences_[Index(id)];
-  if (fence.state != State::kMarked) return;
-  fence.mark.reset();
-  fence.state = State::kUnmarked;
 }
 
 FenceId FenceTable::ForProof() { return Add({.state = State::kScope, .owner = {}, .mark = {}}); }
@@ -41,17 +34,14 @@ FenceTable::Opened FenceTable::EndScope() {
 }
 
 bool FenceTable::NeedsMark() const {
-  return std::ranges::any_of(
-      listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnmarked; });
+  return std::ranges::any_of(listed_, [&](FenceId id) { return fences_[Index(id)].needs_mark(); });
 }
 
 std::shared_ptr<SharedEvent> FenceTable::Mark() {
   auto mark = std::make_shared<SharedEvent>(driver_);
   for (const FenceId id : listed_) {
     Fence& fence = fences_[Index(id)];
-    if (fence.state != State::kUnmarked) continue;
-    fence.state = State::kMarked;
-    fence.mark = mark;
+    if (fence.needs_mark()) fence.mark = mark;
   }
   return mark;
 }
@@ -61,7 +51,7 @@ FenceTable::Opened FenceTable::Poll() {
   opened_.clear();
   for (const FenceId id : listed_) {
     const Fence& fence = fences_[Index(id)];
-    if (fence.state == State::kMarked && driver_.EventDone(fence.mark->get())) {
+    if (fence.mark != nullptr && driver_.EventDone(fence.mark->get())) {
       opened_.push_back(id);
     }
   }

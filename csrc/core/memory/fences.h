@@ -15,8 +15,8 @@
 // stream's.
 //
 //     kScope ------ capture scope ends ------> open
-//     kUnmarked --- Mark() ---> kMarked --- the device has got there ---> open
-//         ^------ the stream frees more ---/
+//     kEager --- Mark() ---> with a mark --- the device has got there ---> open
+//       ^--- the stream frees more ---/
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ class FenceTable {
   FenceId ForStream(StreamId stream, bool eager) { return FindOrAdd(stream, eager); }
   // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
   // that. Does not throw.
-  void Renew(FenceId id);
+  void Renew(FenceId id) { fences_[Index(id)].mark.reset(); }
   // Whether the fence opens when the scope ends.
   bool OpensAtEnd(FenceId id) const { return fences_[Index(id)].state == State::kScope; }
 
@@ -92,12 +92,14 @@ class FenceTable {
   std::size_t limit() const { return fences_.size(); }
 
  private:
-  enum class State : uint8_t { kUnused, kScope, kUnmarked, kMarked };
+  enum class State : uint8_t { kUnused, kScope, kEager };
 
   struct Fence {
     State state = State::kUnused;
     std::optional<StreamId> owner;      // of a stream fence
-    std::shared_ptr<SharedEvent> mark;  // kMarked only
+    std::shared_ptr<SharedEvent> mark;  // of eager work, once the device is marked behind that
+
+    bool needs_mark() const { return state == State::kEager && mark == nullptr; }
   };
 
   FenceId FindOrAdd(std::optional<StreamId> owner, bool eager);

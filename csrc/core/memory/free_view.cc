@@ -117,24 +117,10 @@ bool FreeView::AllFree(SlotId begin, SlotId end) const {
 
 void FreeView::RaiseBound(SlotId slot) {
   const RangeId range = ranges_.range_of(slot);
-  SetBound(range, ranges_.range(range).mapped());
-}
-
-void FreeView::SetBound(RangeId range, uint32_t bound) {
-  const uint32_t before = run_bounds_[Index(range)];
-  if (before == bound) return;
-  run_bounds_[Index(range)] = bound;
-  const uint32_t group = Index(range) / kRangeGroup;
-  if (bound >= group_bounds_[group]) {
-    group_bounds_[group] = bound;
-  } else if (before == group_bounds_[group]) {
-    group_bounds_[group] = MostInGroup(group);
-  }
-}
-
-uint32_t FreeView::MostInGroup(uint32_t group) const {
-  return std::ranges::max(
-      std::span(run_bounds_).subspan(std::size_t{group} * kRangeGroup, kRangeGroup));
+  const uint32_t mapped = ranges_.range(range).mapped();
+  run_bounds_[Index(range)] = mapped;
+  uint32_t& of_group = group_bounds_[Index(range) / kRangeGroup];
+  of_group = std::max(of_group, mapped);
 }
 
 void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
@@ -163,13 +149,16 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
 std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) {
   RefreshSlots();
   for (uint32_t range = Index(from); range < ranges_.range_count();) {
-    if (group_bounds_[range / kRangeGroup] < pages) {
-      range = (range / kRangeGroup + 1) * kRangeGroup;
-    } else if (run_bounds_[range] < pages) {
-      ++range;
-    } else {
-      return RangeId{range};
+    const uint32_t group = range / kRangeGroup;
+    const uint32_t behind = (group + 1) * kRangeGroup;
+    if (group_bounds_[group] >= pages) {
+      for (; range < behind; ++range) {
+        if (run_bounds_[range] >= pages) return RangeId{range};
+      }
+      group_bounds_[group] =
+          std::ranges::max(std::span(run_bounds_).subspan(behind - kRangeGroup, kRangeGroup));
     }
+    range = behind;
   }
   return std::nullopt;
 }
@@ -186,7 +175,7 @@ const std::vector<FreeRun>& FreeView::Runs(RangeId id) {
     longest = std::max(longest, end - *slot);
     slot = free_slots_.Next(end);
   }
-  SetBound(id, longest);
+  run_bounds_[Index(id)] = longest;
   return runs_;
 }
 
@@ -342,7 +331,7 @@ void FreeView::Check() const {
   for (RangeId id{0}; Index(id) < ranges_.range_count(); ++id) {
     anew.Runs(id);
     CGP_CHECK(now.run_bounds_[Index(id)] >= anew.run_bounds_[Index(id)]);
-    CGP_CHECK(group_bounds_[Index(id) / kRangeGroup] == MostInGroup(Index(id) / kRangeGroup));
+    CGP_CHECK(run_bounds_[Index(id)] <= group_bounds_[Index(id) / kRangeGroup]);
   }
 }
 

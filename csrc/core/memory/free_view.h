@@ -213,8 +213,6 @@ class FreeView {
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function) const;
   void SetWhole(PageId begin, PageId end, bool whole);
-  void SetBound(RangeId range, uint32_t bound);
-  uint32_t MostInGroup(uint32_t group) const;
   void RaiseBound(SlotId slot);
   void RefreshSlots();
   uint32_t BinOf(PageId page, uint32_t length) const;
@@ -232,7 +230,7 @@ class FreeView {
   IndexSet stale_;                      // pages of which that is yet to be looked at
   IndexSet free_slots_;                 // none where nothing is mapped
   std::vector<uint32_t> run_bounds_;    // by range; with 0 up to a whole group
-  std::vector<uint32_t> group_bounds_;  // the largest of kRangeGroup ranges
+  std::vector<uint32_t> group_bounds_;  // of kRangeGroup ranges none has more
   std::vector<FreeRun> runs_;           // what Runs() returned last
   FreeHandles handles_;
   // By a handle's first page, but where one of its pages is in changed_.

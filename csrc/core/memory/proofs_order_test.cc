@@ -179,7 +179,7 @@ TEST_F(GraphOrderTest, ANodeIsAskedOnceWhatItDependsOn) {
     Join(kC, kB);
     Join(kA, kC);
     for (const StreamId stream : {kA, kB, kC}) {
-      Steps(order_, reaches[Index(stream) - 1], graphs_.Record(stream));
+      Steps(order_, reaches[static_cast<std::size_t>(stream) - 1], graphs_.Record(stream));
     }
   }
   for (const GraphNode node : launched_) EXPECT_TRUE(Reaches(reaches[0], node));

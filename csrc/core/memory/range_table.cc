@@ -15,7 +15,7 @@ class RangeTable::Undo {
   Undo& operator=(const Undo&) = delete;
 
   ~Undo() {
-    if (kept_) return;
+    if (kept) return;
     // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
     // the one to report. There is room to remember it.
     bool is_stuck = false;
@@ -43,8 +43,7 @@ class RangeTable::Undo {
     }
   }
 
-  void Keep() { kept_ = true; }
-
+  bool kept = false;
   uint32_t created = 0;
   bool reserved = false;
   uint32_t* room = nullptr;  // at the end that grows of a range that was there before
@@ -52,7 +51,6 @@ class RangeTable::Undo {
 
  private:
   RangeTable& table_;
-  bool kept_ = false;
 };
 
 RangeTable::RangeTable(Driver& driver, Granules page_size)
@@ -102,7 +100,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
     next += bytes;
   }
   driver_.SetAccess(address, count * page_bytes_);
-  undo.Keep();
+  undo.kept = true;
 
   const SlotId first = range.first + begin;
   SlotId slot = first;

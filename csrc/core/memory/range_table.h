@@ -154,7 +154,6 @@ class RangeTable {
     for (const PhysicalHandle& handle : unreleased_) pages += handle.pages;
     return pages;
   }
-  uint32_t unreleased_handles() const { return static_cast<uint32_t>(unreleased_.size()); }
   // Whether the driver failed to take back something that is mapped for nobody.
   bool has_remains() const;
 
@@ -175,7 +174,8 @@ class RangeTable {
 
   Granules page_size() const { return Granules(page_bytes_ / kGranuleBytes); }
   uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
-  uint32_t handle_count() const { return static_cast<uint32_t>(handles_.size()); }
+  // With those that the driver failed to take back.
+  std::size_t handle_count() const { return handles_.size() + unreleased_.size(); }
   uint32_t range_count() const { return static_cast<uint32_t>(ranges_.size()); }
   // How many handles are mapped, each counted as often as it is.
   uint64_t mapping_count() const { return mapping_count_; }

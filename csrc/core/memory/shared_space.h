@@ -122,8 +122,23 @@ class SharedSpace {
 
  private:
   void ReserveWoken();
+  // Whole pages that follow one another are one extent.
   template <typename Function>
-  void ForEachExtent(const Site& site, Granules length, Function&& function) const;
+  void ForEachExtent(const Site& site, Granules length, Function&& function) const {
+    Granules offset(site.offset);
+    for (SlotId slot = site.slot; length > Granules(0);) {
+      const PageId page = ranges_.page_at(slot);
+      const uint64_t most = offset == Granules(0) ? length / page_size() : 0;
+      uint32_t pages = 1;
+      while (pages < most && ranges_.page_at(slot + pages) == page + pages) ++pages;
+      const Granules extent =
+          most > 0 ? page_size() * pages : std::min(length, page_size() - offset);
+      function(page, offset, extent);
+      slot = slot + pages;
+      length -= extent;
+      offset = Granules(0);
+    }
+  }
   NodeId TakePiece(NodeId within, PageId page, Granules offset, Granules length, bool large);
   NodeId TakePages(PageId page, Granules length);
   void GivePiece(NodeId id, FenceId fence, bool large);
@@ -135,23 +150,6 @@ class SharedSpace {
   std::size_t stream_count_ = 0;
   std::vector<NodeId> woken_;  // by SetPasses(); kept for its memory
 };
-
-// Whole pages that follow one another are one extent.
-template <typename Function>
-void SharedSpace::ForEachExtent(const Site& site, Granules length, Function&& function) const {
-  Granules offset(site.offset);
-  for (SlotId slot = site.slot; length > Granules(0);) {
-    const PageId page = ranges_.page_at(slot);
-    const uint64_t most = offset == Granules(0) ? length / page_size() : 0;
-    uint32_t pages = 1;
-    while (pages < most && ranges_.page_at(slot + pages) == page + pages) ++pages;
-    const Granules extent = most > 0 ? page_size() * pages : std::min(length, page_size() - offset);
-    function(page, offset, extent);
-    slot = slot + pages;
-    length -= extent;
-    offset = Granules(0);
-  }
-}
 
 // Of an extent there are several where pages between them are gone.
 template <typename Function>

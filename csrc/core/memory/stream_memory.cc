@@ -306,19 +306,15 @@ void StreamMemory::Revive(LiveBlock& live) {
 void StreamMemory::GiveFreed() {
   if (expects_several_streams_) ExpectSeveralStreams();
   expects_several_streams_ = false;
-  while (!freed_.empty()) {
-    Give(freed_.back(), FenceFor(freed_.back()));
-    freed_.pop_back();
-  }
+  for (; !freed_.empty(); freed_.pop_back()) Give(freed_.back(), FenceFor(freed_.back()));
 }
 
 // The capture is over, and its end stands for all that it had of these blocks. But a stream whose
 // use another thread recorded may have worked on after it: the device has to be marked then.
 void StreamMemory::GiveFreedAtEnd() {
   expects_several_streams_ = false;
-  while (!freed_.empty()) {
+  for (; !freed_.empty(); freed_.pop_back()) {
     Give(freed_.back(), fences_.Held(/*eager=*/freed_.back().others != nullptr));
-    freed_.pop_back();
   }
 }
 

@@ -307,10 +307,10 @@ TEST_F(PlacementTest, AHandleIsBrokenOnlyWhereNothingElseHolds) {
 }
 
 TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
-  const auto sizes = [&](uint64_t pages, Streams streams = /*several_streams=*/false) {
+  const auto sizes = [&](uint64_t pages, bool several_streams = false) {
     std::multiset<uint32_t> seen;
     const Granules length(pages * kP);
-    const GrowthPlan plan = PlanGrowth(view_, length, Slack::kNone, streams);
+    const GrowthPlan plan = PlanGrowth(view_, length, Slack::kNone, several_streams);
     for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
