@@ -315,6 +315,7 @@ std::vector<std::vector<NodeId>> FreeView::Chains() const {
   return chains;
 }
 
+// What is yet to be looked at may be stale, so both are compared as a search would find them.
 void FreeView::Check() const {
   FreeView now = *this;
   now.RefreshSlots();

@@ -68,7 +68,7 @@ class SharedSpace {
   // --- Blocks ---
 
   // Whether the free place has whole pages behind no fence: where several streams allocate, pages
-  // that none of them has had in this scope. pre: the site has no node yet.
+  // that none of them has had in this scope.
   bool HasUntouchedPages(const Site& site, Granules length) const;
 
   // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give()
@@ -95,9 +95,28 @@ class SharedSpace {
     });
   }
   // Calls function(node) for the nodes of a block that is in use, or for the free ones that a site
-  // without a node begins and ends in and those between.
+  // without a node begins and ends in and those between. Of an extent there are several where pages
+  // between them are gone.
   template <typename Function>
-  void ForEachNode(const Site& site, Granules length, Function&& function) const;
+  void ForEachNode(const Site& site, Granules length, Function&& function) const {
+    if (site.node != NodeId::kNone) {
+      function(site.node);
+      return;
+    }
+    ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
+      if (extent < page_size()) {
+        // A block of several extents goes on at a page's end and comes in at a page's start.
+        function(offset == Granules(0) ? space_.first(page) : space_.last(page));
+        return;
+      }
+      const PageId end = page + static_cast<uint32_t>(extent / page_size());
+      while (page < end) {
+        const NodeId id = space_.first(page);
+        page = space_.end(id);
+        function(id);
+      }
+    });
+  }
 
   // --- Pages ---
 
@@ -150,27 +169,5 @@ class SharedSpace {
   std::size_t stream_count_ = 0;
   std::vector<NodeId> woken_;  // by SetPasses(); kept for its memory
 };
-
-// Of an extent there are several where pages between them are gone.
-template <typename Function>
-void SharedSpace::ForEachNode(const Site& site, Granules length, Function&& function) const {
-  if (site.node != NodeId::kNone) {
-    function(site.node);
-    return;
-  }
-  ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
-    if (extent < page_size()) {
-      // A block of several extents goes on at a page's end and comes in at a page's start.
-      function(offset == Granules(0) ? space_.first(page) : space_.last(page));
-      return;
-    }
-    const PageId end = page + static_cast<uint32_t>(extent / page_size());
-    while (page < end) {
-      const NodeId id = space_.first(page);
-      page = space_.end(id);
-      function(id);
-    }
-  });
-}
 
 }  // namespace cgp
