@@ -116,12 +116,7 @@ def test_only_the_cuda_drivers_know_cuda_and_nothing_there_knows_torch(folder: s
 
 
 def test_shared_executables_know_no_pool() -> None:
-    needed = {
-        "core/base/error.h",
-        "core/base/reserve.h",
-        "core/driver.h",
-        "driver/cuda_context.h",
-    }
+    needed = {"core/base/error.h", "core/driver.h", "driver/cuda_context.h"}
     for path, bracket, name in includes("exec"):
         if bracket == '"' and not re.search("_(test|fixture)", path.stem):
             assert name in needed or name.startswith("exec/"), (path, name)

@@ -16,10 +16,9 @@
 
 #include <cstdint>
 #include <optional>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <vector>
+
+#include "core/base/error.h"
 
 namespace cgp {
 
@@ -75,35 +74,6 @@ struct Frontier {
   // No event may be recorded on the stream now: a capture holds it, be it an invalidated one that
   // nobody has ended yet, or it is the legacy stream, and that would break a capture.
   bool held = false;
-};
-
-// What became of a driver call, in the terms that its caller can act on.
-enum class DriverStatus : uint8_t {
-  kOutOfMemory,     // no physical memory left: freeing some may help
-  kOutOfAddresses,  // no virtual addresses left
-  kFailed,          // anything else; code and name say what
-};
-
-class DriverError : public std::runtime_error {
- public:
-  // `call` is the name of the failing function, `code` its return value and `name` that value's
-  // symbol; `bytes` is what was asked for (0 where the call has no size); `detail` is a sentence
-  // without its full stop on why or what to do, where more is known than the code says.
-  DriverError(DriverStatus status, std::string_view call, int code, std::string_view name,
-              uint64_t bytes, int device, std::string_view detail = {});
-
-  DriverStatus status() const noexcept { return status_; }
-  const std::string& call() const noexcept { return call_; }
-  int code() const noexcept { return code_; }
-  uint64_t bytes() const noexcept { return bytes_; }
-  int device() const noexcept { return device_; }
-
- private:
-  DriverStatus status_;
-  std::string call_;
-  int code_;
-  uint64_t bytes_;
-  int device_;
 };
 
 struct MemoryInfo {

@@ -5,9 +5,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
-#include "core/base/rules.h"
-#include "core/placement/growth.h"
+#include "core/placement/placement.h"
 
 namespace cgp {
 namespace {
@@ -56,9 +54,8 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
       memory_.has_one_stream() ? &known_.Alike(SizeOf(length)) : nullptr;
   live.key = static_cast<uint32_t>(key);
   if (memory_.scope() == ScopeKind::kCapture) ring_.Reclaim();
-  Found found;
   try {
-    found = Find(view, live, stats, again, alike);
+    live.site = Find(view, live, stats, again, alike);
   } catch (const DriverError& error) {
     // What the ring has free is for others where nothing else is left.
     if (IsExhausted(error) && turns_since_) {
@@ -70,26 +67,25 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
   }
-  live.site = {.slot = found.start.slot,
-               .offset = static_cast<uint32_t>(found.start.offset.count())};
-  if (several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
+  const Placement place = live.site;
+  if (On("lending") && several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
     memory_.NoteGrowth(live);
   }
-  if (successor_ == 0) successor_ = ranges_.AddressOf(found.start.slot, found.start.offset);
-  memory_.bytes().Take(live.site, length, found.node);
+  if (successor_ == 0) successor_ = ranges_.AddressOf(place);
+  memory_.bytes().Take(live.site, length);
   known_.Advance(key);
   // One place tells of the ring as well as many.
-  const auto in_ring = [&](Placement place) { return InRing(place.slot); };
-  if (in_ring(found.start)) std::erase_if(again, in_ring);
-  KnownPlaces::Add(again, found.start);
-  const bool in_one_page = found.start.offset + length <= page_size();
-  if (alike && !in_ring(found.start) && (length >= page_size() || !in_one_page)) {
-    KnownPlaces::Add(*alike, found.start);
+  const bool in_ring = InRing(place.slot);
+  if (in_ring) std::erase_if(again, [&](Placement known) { return InRing(known.slot); });
+  KnownPlaces::Add(again, place);
+  const bool in_one_page = Granules(place.offset) + length <= page_size();
+  if (alike && !in_ring && (length >= page_size() || !in_one_page)) {
+    KnownPlaces::Add(*alike, place);
   }
 }
 
-Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
-                           KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
+Site Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
+                  KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
   const Granules length = live.length();
   std::optional<Placement> free;
   const LiveBlock* like = nullptr;
@@ -110,7 +106,7 @@ Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& sta
     // that they hold beside is in place.
     const bool takes_whole = like && like->tenure < *turns_since_;
     try {
-      return {.start = ring_.Place(view, length, /*is_first=*/like, takes_whole)};
+      return {ring_.Place(view, length, /*is_first=*/like, takes_whole)};
     } catch (const DriverError& error) {
       if (!IsExhausted(error)) throw;
     }
@@ -123,22 +119,22 @@ Placer::Found Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& sta
     like_ = like->block.address;
     successor_ = 0;
   }
-  if (free) return {.start = *free};
+  if (free) return {*free};
   const bool small = length < page_size();
   if (alike && On("known-alike")) {
     for (const Placement place : *alike) {
       const auto whole = WholePagesAt(view, place, length);
-      if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {.start = place};
+      if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {place};
     }
   }
   const Slack slack = SlackFor(view, length, stats);
   if (small) return FindSmall(view, length, slack);
-  return {.start = Stitch(view, length, slack)};
+  return {Stitch(view, length, slack)};
 }
 
 // The block that lives there if it came behind the same sizes.
 const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
-  const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place.slot, place.offset));
+  const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place));
   return live != nullptr && live->key == key ? live : nullptr;
 }
 
@@ -169,27 +165,26 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
 // and pages stay whole; else in a whole page; else it is stitched as a large one is. Without slack
 // that comes before a whole page whose rest would be too short for another one like it; where several
 // streams allocate, that saved nothing.
-Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
+Site Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
   const uint64_t least_left = several_streams() ? kLeastLeftOfSeveral : kLeastLeft;
   const bool stitched = On("small-stitched") && (page_size() - length) * least_left >= page_size();
   const bool breaks =
       !stitched || length * 2 <= page_size() || slack != Slack::kNone || several_streams();
-  const auto find = [&]() -> std::optional<Found> {
+  const auto find = [&]() -> std::optional<Site> {
     if (const std::optional<NodeId> chain = FindChain(view, length)) {
       const PageSpace::Node& node = space().node(*chain);
-      return Found{.start = {ranges_.slots_of(node.page).front(), Granules(node.offset)},
-                   .node = *chain};
+      return Site{{ranges_.slots_of(node.page).front(), node.offset}, *chain};
     }
     const auto page = breaks ? WholePageToBreak(view, Takers()) : std::nullopt;
     if (!page) return std::nullopt;
-    return Found{.start = {ranges_.slots_of(*page).front(), Granules(0)}};
+    return Site{{ranges_.slots_of(*page).front()}};
   };
-  std::optional<Found> found = find();
+  std::optional<Site> found = find();
   if (!found && memory_.Poll()) found = find();
   if (found) return *found;
-  if (stitched) return {.start = Stitch(view, length, slack)};
+  if (stitched) return {Stitch(view, length, slack)};
   const MappingPlan page{.range = ranges_.NewestWithRoom(1), .handles = {MappingPlan::kNewPage}};
-  return {.start = {memory_.bytes().Map(page), Granules(0)}};
+  return {{memory_.bytes().Map(page)}};
 }
 
 // The best fit. Of several streams the one among the first few that the fewest may take: what a
@@ -198,12 +193,14 @@ Placer::Found Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
 std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) const {
   const bool several = several_streams();
   std::optional<NodeId> best;
-  std::ptrdiff_t least = 0;
+  uint32_t least = 0;
   int left = several ? kChainsLookedAt : kChainsOfOne;
   view.ForEachFit(length, [&](NodeId chain) {
     const PageId page = space().node(chain).page;
     if (best && !several && space().holds_large(page)) return false;
-    const std::ptrdiff_t harm = several ? memory_.bytes().CountTakers(chain) : Index(page);
+    const FenceId fence = space().node(chain).fence;
+    const auto takes = [&](const FreeView& stream) { return stream.Passes(fence); };
+    const uint32_t harm = several ? memory_.bytes().CountStreams(takes) : Index(page);
     if (!best || harm < least) {
       best = chain;
       least = harm;
@@ -217,7 +214,9 @@ std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) c
 // where one stream allocates, which may take all.
 TakersOf Placer::Takers() const {
   if (!several_streams()) return {};
-  return [this](PageId page) { return static_cast<uint32_t>(memory_.bytes().CountWhole(page)); };
+  return [this](PageId page) {
+    return memory_.bytes().CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
+  };
 }
 
 // Steps 2 to 5 of design.md, section 4.
@@ -225,8 +224,7 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   auto found = FindMapped(view, length, slack, Takers());
   if (!found && memory_.Poll()) found = FindMapped(view, length, slack, Takers());
   if (found) return *found;
-  const Streams streams = several_streams() ? Streams::kSeveral : Streams::kOne;
-  const auto plan = [&] { return PlanGrowth(view, length, slack, streams); };
+  const auto plan = [&] { return PlanGrowth(view, length, slack, several_streams()); };
   GrowthPlan growth = plan();
   if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view, length))) {
     try {

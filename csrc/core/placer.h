@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <optional>
 #include <string_view>
-#include <vector>
 
 #include "core/base/units.h"
 #include "core/driver.h"
@@ -43,20 +42,15 @@ class Placer {
   void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
 
  private:
-  struct Found {
-    Placement start;
-    NodeId node = NodeId::kNone;  // that holds its first granule, where that is known
-  };
-
-  Found Find(FreeView& view, LiveBlock& live, const PoolStats& stats, KnownPlaces::Places& again,
-             const KnownPlaces::Places* alike);
+  Site Find(FreeView& view, LiveBlock& live, const PoolStats& stats, KnownPlaces::Places& again,
+            const KnownPlaces::Places* alike);
   const LiveBlock* LikeAt(Placement place, uint32_t key) const;
   Slack SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const;
   // Blocks of one size can take each other's places.
   uint64_t SizeOf(Granules length) const {
     return length < page_size() ? length.count() : PagesFor(length, page_size()) << 32;
   }
-  Found FindSmall(FreeView& view, Granules length, Slack slack);
+  Site FindSmall(FreeView& view, Granules length, Slack slack);
   std::optional<NodeId> FindChain(const FreeView& view, Granules length) const;
   TakersOf Takers() const;
   Placement Stitch(FreeView& view, Granules length, Slack slack);

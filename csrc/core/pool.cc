@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <exception>
 #include <string>
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 
 namespace cgp {
 namespace {
@@ -26,7 +26,10 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
 
 }  // namespace
 
-Pool::Pool(Driver& driver, PoolOptions options) : Pool(PageSize(driver, options), driver) {}
+Pool::Pool(Driver& driver, PoolOptions options)
+    : ranges_(driver, PageSize(driver, options)),
+      memory_(driver, ranges_, blocks_),
+      placer_(driver, ranges_, memory_, blocks_) {}
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   if (kind == ScopeKind::kCapture) ReserveMore(captures_, 1);
@@ -53,21 +56,20 @@ void Pool::EndScope(bool may_ask_device) {
 Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture,
                      bool whole_pages) {
   CGP_CHECK(in_scope() && bytes > 0);
-  const uint64_t page = memory_.bytes().page_size().bytes();
+  const uint64_t page = ranges_.page_size().bytes();
   // Nobody has what is too much to be rounded.
   const bool rounds = whole_pages && bytes <= ~uint64_t{0} - page;
   const uint64_t rounded = rounds ? (bytes + page - 1) / page * page : bytes;
-  blocks_.ReserveOne();
+  blocks_.Reserve(blocks_.size() + 1);
   LiveBlock live;
   live.block = {.bytes = Granules::FromBytesRoundedUp(rounded).bytes(),
                 .requested_bytes = bytes,
                 .stream = stream};
   live.eager = memory_.scope() == ScopeKind::kEager;
   placer_.Place(memory_.BeginTake(live, capture), live, stats_);
-  live.block.address = ranges_.AddressOf(live.site.slot, Granules(live.site.offset));
+  live.block.address = ranges_.AddressOf(live.site);
   live.pinned = !live.eager;
   if (live.pinned) ranges_.Pin(live.site.slot);
-  unpinned_ += live.pinned ? 0 : 1;
   const Block block = live.block;
   List(std::move(live));
   stats_.peak_allocated_bytes = std::max(stats_.peak_allocated_bytes, stats_.allocated_bytes);
@@ -80,9 +82,8 @@ Block Pool::Free(Address address) {
   // The graph may read it: graph trees fill the inputs that died in a capture before each replay.
   if (in_capture_scope()) ranges_.Pin(live.site.slot);
   memory_.Free(live, placer_.InRing(live.site.slot));
-  unpinned_ -= live.pinned ? 0 : 1;
   const Block block = live.block;
-  Unlist(block);
+  Unlist(live);
   return block;
 }
 
@@ -99,8 +100,7 @@ const Block* Pool::Find(Address address) const {
   return found;
 }
 
-std::vector<PhysicalPiece> Pool::Pieces(Address address) const {
-  const LiveBlock& live = Known(address);
+std::vector<PhysicalPiece> Pool::PiecesOf(const LiveBlock& live) const {
   std::vector<PhysicalPiece> pieces;
   const auto add = [&](PageId page, Granules offset, Granules length) {
     pieces.push_back({page, offset.bytes(), length.bytes()});
@@ -115,7 +115,7 @@ uint64_t Pool::reserved_bytes() const {
 
 PoolStats Pool::Stats() const {
   PoolStats stats = stats_;
-  stats.page_bytes = memory_.bytes().page_size().bytes();
+  stats.page_bytes = ranges_.page_size().bytes();
   stats.pages = ranges_.page_count();
   stats.reserved_bytes = reserved_bytes();
   stats.peak_reserved_bytes = std::max(stats.peak_reserved_bytes, stats.reserved_bytes);
@@ -128,8 +128,8 @@ PoolStats Pool::Stats() const {
 PoolSnapshot Pool::Snapshot() const {
   PoolSnapshot snapshot;
   snapshot.stats = Stats();
-  blocks_.ForEach([&](Address address, const LiveBlock& live) {
-    snapshot.blocks.push_back({live.block, Pieces(address)});
+  blocks_.ForEach([&](Address, const LiveBlock& live) {
+    snapshot.blocks.push_back({live.block, PiecesOf(live)});
   });
   std::ranges::sort(snapshot.blocks, {}, [](const auto& entry) { return entry.block.address; });
   const PageSpace& space = memory_.bytes().space();
@@ -143,12 +143,174 @@ PoolSnapshot Pool::Snapshot() const {
   for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
     const RangeTable::Range& range = ranges_.range(RangeId{r});
     PoolSnapshot::Range& entry = snapshot.ranges.emplace_back();
-    entry.address = ranges_.AddressOf(range.begin(), Granules(0));
+    entry.address = ranges_.AddressOf({range.begin()});
     for (SlotId slot = range.begin(); slot < range.end(); ++slot) {
       entry.pages.push_back(ranges_.page_at(slot));
     }
   }
   return snapshot;
+}
+
+PoolCheckpoint Pool::Checkpoint() {
+  CGP_CHECK(!in_scope());
+  PoolCheckpoint checkpoint{.blocks = {}, .owner = identity_};
+  blocks_.ForEach([&](Address, const LiveBlock& live) {
+    checkpoint.blocks.push_back(
+        {live.block, live.eager, live.others ? live.others->uses : std::vector<StreamId>()});
+  });
+  blocks_.ForEach([&](Address, const LiveBlock& live) { ranges_.Pin(live.site.slot); });
+  std::ranges::sort(checkpoint.blocks, {}, [](const auto& entry) { return entry.block.address; });
+  return checkpoint;
+}
+
+// A block that lives on keeps what was recorded of it.
+RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
+  CGP_CHECK(!in_scope());
+  if (checkpoint.owner.lock() != identity_) {
+    throw UsageError(
+        "cudagraph_pool: the checkpoint was taken of another pool, or of one whose memory has been "
+        "given back since.");
+  }
+  memory_.Poll();  // what is over is forgotten, not handed on
+  memory_.DissolveRing();
+  RestoreDelta delta;
+  std::vector<std::pair<Address, FenceId>> dropped;
+  std::vector<bool> lives_on(checkpoint.blocks.size());
+  blocks_.ForEach([&](Address address, LiveBlock& live) {
+    delta.freed.push_back(live.block);
+    const auto same = std::ranges::lower_bound(
+        checkpoint.blocks, address, {}, [](const auto& entry) { return entry.block.address; });
+    if (same != checkpoint.blocks.end() && same->block == live.block) {
+      lives_on[static_cast<std::size_t>(same - checkpoint.blocks.begin())] = true;
+      if (!same->uses.empty()) ReserveMore(live.GetOthers().uses, same->uses.size());
+      return;
+    }
+    dropped.emplace_back(address, memory_.FenceFor(live));
+  });
+
+  std::vector<LiveBlock> revived;
+  const RangeTable::AddressIndex ranges = ranges_.ByAddress();
+  for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {
+    const PoolCheckpoint::Entry& entry = checkpoint.blocks[i];
+    delta.allocated.push_back(entry.block);
+    if (lives_on[i]) continue;
+    LiveBlock& live = revived.emplace_back();
+    live.block = entry.block;
+    live.site = {ranges_.At(entry.block.address, ranges)};
+    live.AddWork(entry.eager, entry.uses);
+    memory_.ReserveRevive(live);
+  }
+  blocks_.Reserve(checkpoint.blocks.size());
+  memory_.bytes().ReserveTake(revived.size());
+
+  // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
+  // the driver or allocates.
+  for (const auto& [address, fence] : dropped) {
+    const LiveBlock& live = Known(address);
+    memory_.Give(live, fence);
+    Unlist(live);
+  }
+  for (std::size_t i = 0; i < checkpoint.blocks.size(); ++i) {
+    if (!lives_on[i]) continue;
+    const PoolCheckpoint::Entry& entry = checkpoint.blocks[i];
+    LiveBlock* const live = blocks_.Find(entry.block.address);
+    // Or it is a later one that is just like it: then both count.
+    live->AddWork(entry.eager, entry.uses);
+  }
+  for (LiveBlock& live : revived) {
+    memory_.Revive(live);
+    List(std::move(live));
+  }
+  return delta;
+}
+
+uint64_t Pool::spare_bytes() const {
+  const PageSpace& space = memory_.bytes().space();
+  uint64_t pages = ranges_.unreleased_pages();
+  for (PageId handle{0}; Index(handle) < ranges_.page_count();
+       handle = ranges_.handle_end(handle)) {
+    bool used = false;
+    for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
+      for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
+        used |= space.node(id).used();
+      }
+    }
+    if (!used) pages += ranges_.handle_pages(handle);
+  }
+  return BytesOf(pages);
+}
+
+void Pool::PrepareGiveBack() {
+  CGP_CHECK(!in_scope());
+  memory_.DissolveRing();
+  next_identity_ = std::make_shared<const char>();
+  memory_.ReserveOpening();
+  shrinking_ = memory_.bytes().PrepareShrink(SlotsInUse());
+}
+
+void Pool::GiveBack() {
+  CGP_CHECK(!in_scope() && shrinking_);
+  stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
+  memory_.OpenAll();
+  ranges_.UnpinAll();
+  blocks_.ForEach([](Address, LiveBlock& live) { live.pinned = false; });
+  unpinned_ = blocks_.size();
+  identity_ = std::move(next_identity_);
+  if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
+}
+
+void Pool::UnmapStale() {
+  CGP_CHECK(memory_.scope() == ScopeKind::kEager);
+  memory_.DissolveRing();
+  std::vector<bool> keep = SlotsInUse();
+  uint64_t mapped = 0;
+  for (PageId page{0}; Index(page) < ranges_.page_count(); ++page) {
+    const std::vector<SlotId>& slots = ranges_.slots_of(page);
+    mapped += slots.size();
+    bool any = false;
+    for (const SlotId slot : slots) {
+      if (ranges_.range(ranges_.range_of(slot)).pinned) keep[Index(slot)] = true;
+      any |= keep[Index(slot)];
+    }
+    // The oldest mapping is in the range that shows most.
+    if (!any) keep[Index(slots.front())] = true;
+  }
+  std::exception_ptr error;
+  if (static_cast<uint64_t>(std::ranges::count(keep, true)) < mapped) {
+    shrinking_ = memory_.bytes().PrepareShrink(std::move(keep));
+    error = Shrink();
+  }
+  mapping_limit_ = std::max(kLeastMappingLimit, 2 * ranges_.mapping_count());
+  if (error) std::rethrow_exception(error);
+}
+
+// By slot whether a live block lies there, or in another slot of the same mapping.
+std::vector<bool> Pool::SlotsInUse() const {
+  std::vector<bool> in_use(ranges_.slot_limit());
+  blocks_.ForEach([&](Address, const LiveBlock& live) {
+    const Granules end = Granules(live.site.offset) + live.length();
+    const uint32_t last =
+        Index(live.site.slot) + static_cast<uint32_t>((end - Granules(1)) / ranges_.page_size());
+    for (uint32_t slot = Index(live.site.slot); slot <= last;) {
+      const PageId page = ranges_.page_at(SlotId{slot});
+      const uint32_t begin = slot - (Index(page) - Index(ranges_.handle_begin(page)));
+      const uint32_t pages = ranges_.handle_pages(page);
+      std::fill_n(in_use.begin() + begin, pages, true);
+      slot = begin + pages;
+    }
+  });
+  return in_use;
+}
+
+// All that names slots by their numbers gets the new ones, or forgets them. Does not throw: returns
+// the driver's error. pre: `shrinking_` is prepared.
+std::exception_ptr Pool::Shrink() {
+  const RangeTable::Renumbering renumbering = memory_.bytes().Shrink(*shrinking_);
+  shrinking_.reset();
+  blocks_.ForEach(
+      [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
+  placer_.Forget();
+  return renumbering.error;
 }
 
 void Pool::Check() const {
@@ -159,7 +321,7 @@ void Pool::Check() const {
   uint64_t unpinned = 0;
   blocks_.ForEach([&](Address address, const LiveBlock& live) {
     CGP_CHECK(address == live.block.address);
-    CGP_CHECK(address == ranges_.AddressOf(live.site.slot, Granules(live.site.offset)));
+    CGP_CHECK(address == ranges_.AddressOf(live.site));
     allocated += live.block.bytes;
     requested += live.block.requested_bytes;
     unpinned += live.pinned ? 0 : 1;
@@ -169,8 +331,8 @@ void Pool::Check() const {
   CGP_CHECK(unpinned == unpinned_);
 }
 
-const LiveBlock& Pool::Known(Address address) const {
-  const LiveBlock* const live = blocks_.Find(address);
+LiveBlock& Pool::Known(Address address) {
+  LiveBlock* const live = blocks_.Find(address);
   if (live == nullptr) {
     throw UsageError("cudagraph_pool: no live block starts at " + Hex(address) +
                      ": it was never allocated in this pool, or was freed before.");
@@ -192,16 +354,18 @@ void Pool::List(LiveBlock&& live) {
   stats_.allocated_bytes += live.block.bytes;
   stats_.requested_bytes += live.block.requested_bytes;
   ++stats_.allocations;
+  unpinned_ += live.pinned ? 0 : 1;
   const Address address = live.block.address;
   blocks_.Insert(address, std::move(live));
 }
 
-void Pool::Unlist(const Block& block) {
-  placer_.Freed(block.address);
-  stats_.allocated_bytes -= block.bytes;
-  stats_.requested_bytes -= block.requested_bytes;
+void Pool::Unlist(const LiveBlock& live) {
+  placer_.Freed(live.block.address);
+  stats_.allocated_bytes -= live.block.bytes;
+  stats_.requested_bytes -= live.block.requested_bytes;
   ++stats_.frees;
-  blocks_.Erase(block.address);
+  unpinned_ -= live.pinned ? 0 : 1;
+  blocks_.Erase(live.block.address);
 }
 
 }  // namespace cgp

@@ -7,10 +7,6 @@
 //
 // It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go (Placer).
 //
-//   pool.cc             the front: scopes, blocks that come and go, what is told of them
-//   pool_checkpoint.cc  back to what lived earlier
-//   pool_give_back.cc   what nobody needs any more is unmapped
-//
 // invariants:
 //   stats_.allocated_bytes   == sum of block.bytes over blocks_, requested_bytes likewise
 //   live.block.address       == ranges_.AddressOf(live.site)
@@ -21,10 +17,8 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
-#include "core/base/block.h"
 #include "core/base/units.h"
 #include "core/driver.h"
 #include "core/memory/range_table.h"
@@ -83,7 +77,7 @@ class Pool {
   }
   // The physical bytes behind a live block, in the order of its addresses. Throws UsageError as
   // Free() does.
-  std::vector<PhysicalPiece> Pieces(Address address) const;
+  std::vector<PhysicalPiece> Pieces(Address address) { return PiecesOf(Known(address)); }
 
   // What GiveBack() would: the bytes of all handles that no live block has a byte of. O(pages).
   uint64_t spare_bytes() const;
@@ -114,9 +108,7 @@ class Pool {
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   // Of physical memory.
-  uint64_t handles() const {
-    return uint64_t{ranges_.handle_count()} + ranges_.unreleased_handles();
-  }
+  uint64_t handles() const { return ranges_.handle_count(); }
   uint64_t live_blocks() const { return blocks_.size(); }
   // Stretches of free bytes: parts of a page, or whole pages in a row.
   uint64_t free_extents() const { return memory_.bytes().space().free_extents(); }
@@ -133,19 +125,12 @@ class Pool {
  private:
   static constexpr uint64_t kLeastMappingLimit = 512;
 
-  Pool(Granules page_size, Driver& driver)
-      : ranges_(driver, page_size),
-        memory_(driver, page_size, ranges_, blocks_),
-        placer_(driver, ranges_, memory_, blocks_) {}
-
-  const LiveBlock& Known(Address address) const;
-  LiveBlock& Known(Address address) {
-    return const_cast<LiveBlock&>(std::as_const(*this).Known(address));
-  }
+  LiveBlock& Known(Address address);
+  std::vector<PhysicalPiece> PiecesOf(const LiveBlock& live) const;
   void PinLive();
   void List(LiveBlock&& live);
-  void Unlist(const Block& block);
-  uint64_t BytesOf(uint64_t pages) const { return pages * memory_.bytes().page_size().bytes(); }
+  void Unlist(const LiveBlock& live);
+  uint64_t BytesOf(uint64_t pages) const { return pages * ranges_.page_size().bytes(); }
 
   std::vector<bool> SlotsInUse() const;
   std::exception_ptr Shrink();

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 #include "core/pool.h"
 
 namespace cgp {
@@ -194,7 +193,7 @@ std::optional<Block> PoolSet::Find(Address address) const {
 
 std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
   const std::lock_guard lock(mutex_);
-  const Member* const owner = FindOwner(address);
+  Member* const owner = FindOwner(address);
   if (owner == nullptr) ThrowNoBlock(address);
   return owner->pool.Pieces(address);
 }
@@ -237,32 +236,31 @@ void PoolSet::EraseIfGone(PoolId id) {
 
 uint64_t PoolSet::Trim(std::optional<PoolId> only) {
   const std::lock_guard lock(mutex_);
-  std::vector<PoolId> due;
+  std::vector<Member*> due;
   for (const PoolId id : unused_) {
     if (only && id != *only) continue;
-    const Member& member = Known(id);
+    Member& member = Known(id);
     const Pool& pool = member.pool;
-    if (CanTrim(member) && (pool.spare_bytes() > 0 || pool.has_remains())) due.push_back(id);
+    if (CanTrim(member) && (pool.spare_bytes() > 0 || pool.has_remains())) due.push_back(&member);
   }
   if (due.empty()) return 0;
   // Work that was submitted before may still use the pages.
   driver_.Quiesce();
-  for (const PoolId id : due) Known(id).pool.PrepareGiveBack();
+  for (Member* const member : due) member->pool.PrepareGiveBack();
   // Nothing has changed so far, and nothing below throws but the driver.
   uint64_t bytes = 0;
   std::exception_ptr error;
-  for (const PoolId id : due) {
-    Member& member = Known(id);
-    const uint64_t reserved = member.pool.reserved_bytes();
+  for (Member* const member : due) {
+    const uint64_t reserved = member->pool.reserved_bytes();
     try {
-      member.pool.GiveBack();
+      member->pool.GiveBack();
     } catch (const std::exception&) {
       if (!error) error = std::current_exception();
     }
-    ForgetFreedAddresses(member);
-    bytes += reserved - member.pool.reserved_bytes();
-    Count(member);
-    EraseIfGone(id);
+    ForgetFreedAddresses(*member);
+    bytes += reserved - member->pool.reserved_bytes();
+    Count(*member);
+    EraseIfGone(member->id);
   }
   if (error) std::rethrow_exception(error);
   return bytes;
@@ -387,7 +385,7 @@ void PoolSet::ResetPeaksByPool() {
 
 void PoolSet::ResetTraffic() {
   const std::lock_guard lock(mutex_);
-  usage_.ForEachGauge([](Gauge& gauge) { gauge.ResetTraffic(); });
+  usage_.ForEachPair(usage_, [](Gauge& gauge, const Gauge&) { gauge.ResetTraffic(); });
   for (auto& [id, reserved] : reserved_bytes_) reserved.ResetTraffic();
 }
 
@@ -400,11 +398,10 @@ void PoolSet::Check() const {
   for (const auto& [id, member] : members_) {
     member->pool.Check();
     const PoolStats stats = member->pool.Stats();
-    using S = PoolStats;
-    for (uint64_t S::*const summed :
-         {&S::reserved_bytes, &S::allocated_bytes, &S::requested_bytes, &S::live_blocks}) {
-      sum.*summed += stats.*summed;
-    }
+    sum.reserved_bytes += stats.reserved_bytes;
+    sum.allocated_bytes += stats.allocated_bytes;
+    sum.requested_bytes += stats.requested_bytes;
+    sum.live_blocks += stats.live_blocks;
     CGP_CHECK(member->reserved_bytes == &reserved_bytes_.at(id));
     CGP_CHECK(member->pool.reserved_bytes() == member->reserved_bytes->current);
     handles += member->pool.handles();

@@ -280,7 +280,7 @@ TEST_F(PoolSetTest, PeaksBelowTheLevelsAreNoNewOnes) {
   Begin(kOne);
   const Block one = Allocate(kOne, 2 * kPage);
   SetUsage levels;
-  levels.ForEachGauge([](Gauge& gauge) { gauge.peak = 4 * kPage; });
+  levels.ForEachPair(levels, [](Gauge& gauge, const Gauge&) { gauge.peak = 4 * kPage; });
   set_->ResetPeaks(levels);
   set_->TakeNewPeak();
   const Block two = Allocate(kOne, 2 * kPage);

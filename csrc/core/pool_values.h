@@ -5,7 +5,6 @@
 #include <memory>
 #include <vector>
 
-#include "core/base/block.h"
 #include "core/base/units.h"
 #include "core/driver.h"
 
@@ -135,10 +134,6 @@ struct SetUsage {
                              &SetUsage::free_extents}) {
       function(this->*gauge, other.*gauge);
     }
-  }
-  template <typename Function>
-  void ForEachGauge(Function function) {
-    ForEachPair(*this, [&](Gauge& gauge, const Gauge&) { function(gauge); });
   }
 
  private:

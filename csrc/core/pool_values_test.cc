@@ -153,11 +153,11 @@ TEST_P(RandomUsage, IsWhatThereIsAndWas) {
     EXPECT_EQ(raised, expect_raised) << "step " << step;
     before = values;
     if (step % 100 == 50) {
-      usage.ForEachGauge([](Gauge& gauge) { gauge.ResetPeak(); });
+      usage.ForEachPair(usage, [](Gauge& gauge, const Gauge&) { gauge.ResetPeak(); });
       for (Gauge& gauge : expected) gauge.peak = gauge.current;
     }
     if (step % 100 == 70) {
-      usage.ForEachGauge([](Gauge& gauge) { gauge.ResetTraffic(); });
+      usage.ForEachPair(usage, [](Gauge& gauge, const Gauge&) { gauge.ResetTraffic(); });
       for (Gauge& gauge : expected) gauge.added = gauge.removed = 0;
     }
     const std::array<Gauge, kGauges> gauges = GaugesOf(usage);

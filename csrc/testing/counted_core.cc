@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/base/rules.h"
+#include "core/placement/placement.h"
 
 namespace cgp {
 

@@ -3,7 +3,7 @@
 // It is compiled with -fsanitize-coverage=trace-pc, by which every basic block that runs is counted:
 // the count is the same on every run. What libstdc++ does in its own library is not in it.
 //
-// The rules of core/base/rules.h that CGP_WITHOUT names, with commas between them, do not apply.
+// The rules of core/placement/placement.h that CGP_WITHOUT names, with commas between them, do not apply.
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 
 namespace cgp {
 namespace {

@@ -27,7 +27,7 @@ class AddressMap {
 
   std::size_t size() const { return slab_.size() - spare_.size(); }
 
-  // nullptr where there is none. Valid until the next ReserveOne() or until it is erased.
+  // nullptr where there is none. Valid until the next Reserve() or until it is erased.
   Value* Find(Address address) { return const_cast<Value*>(std::as_const(*this).Find(address)); }
   const Value* Find(Address address) const {
     if (places_.empty()) return nullptr;
@@ -37,9 +37,7 @@ class AddressMap {
     }
   }
 
-  // Makes room for one more, so that the next Insert() cannot throw.
-  void ReserveOne() { Reserve(size() + 1); }
-  // The same for so many in all.
+  // Makes room for so many in all, so that Insert() cannot throw.
   void Reserve(std::size_t wanted) {
     // At most 3/4 full: probes stay short, and an empty place always ends them.
     while (wanted * 4 > places_.size() * 3) Grow();

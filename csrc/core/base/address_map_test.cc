@@ -29,7 +29,7 @@ struct MapAndModel {
   std::unordered_map<Address, int> model;
 
   void Insert(Address address, int value) {
-    map.ReserveOne();
+    map.Reserve(map.size() + 1);
     map.Insert(address, value);
     model.emplace(address, value);
   }
@@ -65,7 +65,7 @@ TEST(AddressMap, StartsEmpty) {
 
 TEST(AddressMap, ValuesCanBeChangedThroughFind) {
   AddressMap<int> map;
-  map.ReserveOne();
+  map.Reserve(map.size() + 1);
   map.Insert(512, 1);
   *map.Find(512) = 2;
   EXPECT_EQ(*std::as_const(map).Find(512), 2);
@@ -74,7 +74,7 @@ TEST(AddressMap, ValuesCanBeChangedThroughFind) {
 TEST(AddressMap, HoldsValuesThatOnlyMove) {
   AddressMap<std::unique_ptr<int>> map;
   for (int i = 1; i <= 1000; ++i) {
-    map.ReserveOne();
+    map.Reserve(map.size() + 1);
     map.Insert(static_cast<Address>(i) * 512, std::make_unique<int>(i));
   }
   for (int i = 1; i <= 1000; i += 2) map.Erase(static_cast<Address>(i) * 512);
@@ -85,7 +85,7 @@ TEST(AddressMap, HoldsValuesThatOnlyMove) {
 TEST(AddressMap, ErasingLetsGoOfTheValue) {
   AddressMap<std::shared_ptr<int>> map;
   const auto value = std::make_shared<int>(7);
-  map.ReserveOne();
+  map.Reserve(map.size() + 1);
   map.Insert(512, value);
   map.Erase(512);
   EXPECT_EQ(value.use_count(), 1);
@@ -103,17 +103,17 @@ TEST(AddressMap, ErasingAnUnknownAddressThrowsAndKeepsTheRest) {
 TEST(AddressMap, AddressZeroIsNeverThere) {
   AddressMap<int> map;
   EXPECT_EQ(map.Find(AddressMap<int>::kEmpty), nullptr);
-  map.ReserveOne();
+  map.Reserve(map.size() + 1);
   map.Insert(512, 1);
   EXPECT_EQ(map.Find(AddressMap<int>::kEmpty), nullptr) << "it marks an empty place";
   EXPECT_THROW(map.Erase(AddressMap<int>::kEmpty), InternalError);
   EXPECT_EQ(map.size(), 1u);
 }
 
-TEST(AddressMap, ReserveOneMovesNothingOut) {
+TEST(AddressMap, ReserveMovesNothingOut) {
   MapAndModel both;
   both.Insert(512, 1);
-  for (int i = 0; i < 1000; ++i) both.map.ReserveOne();
+  for (int i = 0; i < 1000; ++i) both.map.Reserve(both.map.size() + 1);
   both.ExpectEqualAt(512);
   EXPECT_EQ(both.map.size(), 1u);
 }
@@ -197,7 +197,7 @@ TEST(AddressMap, GrowingAndShrinkingAgainstUnorderedMap) {
 TEST(AddressMap, ValuesStayWhereTheyAreWhileOthersGo) {
   AddressMap<int> map;
   for (int i = 0; i < 40; ++i) {
-    map.ReserveOne();
+    map.Reserve(map.size() + 1);
     map.Insert(static_cast<Address>(i + 1) * 512, i);
   }
   const int* const kept = map.Find(20 * 512);
@@ -211,12 +211,12 @@ TEST(AddressMap, ValuesStayWhereTheyAreWhileOthersGo) {
 TEST(AddressMap, AnErasedValueIsGoneAtOnceAndItsPlaceTakenNext) {
   const auto value = std::make_shared<int>(7);
   AddressMap<std::shared_ptr<int>> map;
-  map.ReserveOne();
+  map.Reserve(map.size() + 1);
   map.Insert(512, value);
   const std::shared_ptr<int>* const place = map.Find(512);
   map.Erase(512);
   EXPECT_EQ(value.use_count(), 1);
-  map.ReserveOne();
+  map.Reserve(map.size() + 1);
   map.Insert(1024, value);
   EXPECT_EQ(map.Find(1024), place);
 }

@@ -107,6 +107,8 @@ class IndexSet {
     return std::max(from, limit);
   }
 
+  bool operator==(const IndexSet&) const = default;
+
   void Clear() {
     words_.assign(words_.size(), 0);
     filled_.assign(filled_.size(), 0);

@@ -1,10 +1,12 @@
 // Units as types, so that a count of granules is never taken for a page number or for bytes. Bytes
-// stand only at the edges: in what a caller asks for, and in what the driver is told.
+// stand only at the edges: in what a caller asks for and gets, and in what the driver is told.
 #pragma once
 
 #include <compare>
 #include <cstdint>
 #include <type_traits>
+
+#include "core/driver.h"
 
 namespace cgp {
 
@@ -50,12 +52,12 @@ enum class RangeId : uint32_t {};
 enum class SlotId : uint32_t {};
 
 template <typename Id>
-requires std::is_enum_v<Id>
-constexpr uint32_t Index(Id id) { return static_cast<uint32_t>(id); }
-
-template <typename Id>
 concept IsPosition = std::is_same_v<std::underlying_type_t<Id>, uint32_t>;
 
+template <IsPosition Id>
+constexpr uint32_t Index(Id id) {
+  return static_cast<uint32_t>(id);
+}
 template <IsPosition Id>
 constexpr Id operator+(Id id, uint32_t count) {
   return Id{Index(id) + count};
@@ -68,5 +70,27 @@ template <IsPosition Id>
 constexpr Id& operator++(Id& id) {
   return id = id + 1;
 }
+
+enum class ScopeKind : uint8_t {
+  kCapture,  // the streams that allocate are capturing a graph
+  kEager,    // they run what is submitted at once
+};
+
+// What one allocation got: addresses [address, address + bytes).
+struct Block {
+  Address address = 0;
+  uint64_t bytes = 0;            // a multiple of kGranuleBytes, at least what was asked for
+  uint64_t requested_bytes = 0;  // what was asked for
+  StreamId stream{};             // the stream it was allocated on
+
+  bool operator==(const Block&) const = default;
+};
+
+// A part of a block in physical memory: [offset_bytes, offset_bytes + length_bytes) of a page.
+struct PhysicalPiece {
+  PageId page{};
+  uint64_t offset_bytes = 0;
+  uint64_t length_bytes = 0;
+};
 
 }  // namespace cgp

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/base/reserve.h"
+#include "core/base/error.h"
 
 namespace cgp {
 
@@ -12,17 +12,10 @@ FenceId FenceTable::FindOrAdd(std::optional<StreamId> owner, bool eager) {
     const Fence& fence = fences_[Index(id)];
     if (fence.owner != owner || (fence.state == State::kScope) == eager) continue;
     // What is held anew is not behind an older mark.
-    if (owner || fence.state != State::kMarked) return id;
+    if (owner || fence.mark == nullptr) return id;
   }
-  const State state = eager ? State::kUnmarked : State::kScope;
+  const State state = eager ? State::kEager : State::kScope;
   return listed_.emplace_back(Add({.state = state, .owner = owner, .mark = {}}));
-}
-
-void FenceTable::Renew(FenceId id) {
-  Fence& fence = fences_[Index(id)];
-  if (fence.state != State::kMarked) return;
-  fence.mark.reset();
-  fence.state = State::kUnmarked;
 }
 
 FenceId FenceTable::ForProof() { return Add({.state = State::kScope, .owner = {}, .mark = {}}); }
@@ -32,68 +25,55 @@ void FenceTable::MakeProof(FenceId stream_fence) {
   fences_[Index(stream_fence)].owner.reset();
 }
 
-void FenceTable::EndScope() {
-  for (Fence& fence : fences_) {
-    if (fence.state == State::kScope) fence.state = State::kOpened;
+FenceTable::Opened FenceTable::EndScope() {
+  opened_.clear();
+  for (uint32_t i = 0; i < fences_.size(); ++i) {
+    if (fences_[i].state == State::kScope) opened_.push_back(FenceId{i});
   }
+  return Open();
 }
 
 bool FenceTable::NeedsMark() const {
-  return std::ranges::any_of(
-      listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnmarked; });
+  return std::ranges::any_of(listed_, [&](FenceId id) { return fences_[Index(id)].needs_mark(); });
 }
 
 std::shared_ptr<SharedEvent> FenceTable::Mark() {
   auto mark = std::make_shared<SharedEvent>(driver_);
   for (const FenceId id : listed_) {
     Fence& fence = fences_[Index(id)];
-    if (fence.state != State::kUnmarked) continue;
-    fence.state = State::kMarked;
-    fence.mark = mark;
+    if (fence.needs_mark()) fence.mark = mark;
   }
   return mark;
 }
 
-bool FenceTable::Poll() {
+FenceTable::Opened FenceTable::Poll() {
   // All are asked before any is opened, so that a failing driver leaves no fence half-way.
-  std::vector<Fence*> done;
-  for (const FenceId id : listed_) {
-    Fence& fence = fences_[Index(id)];
-    if (fence.state == State::kMarked && driver_.EventDone(fence.mark->get()))
-      done.push_back(&fence);
-  }
-  for (Fence* const fence : done) {
-    fence->mark.reset();
-    fence->state = State::kOpened;
-  }
-  return !done.empty();
-}
-
-void FenceTable::OpenAll() {
-  for (const FenceId id : listed_) {
-    fences_[Index(id)].mark.reset();
-    fences_[Index(id)].state = State::kOpened;
-  }
-}
-
-bool FenceTable::empty() const { return fences_.size() == kNamedFences + unused_.size(); }
-
-const std::vector<FenceId>& FenceTable::Opened() {
   opened_.clear();
-  for (uint32_t i = 0; i < fences_.size(); ++i) {
-    if (fences_[i].state == State::kOpened) opened_.push_back(FenceId{i});
+  for (const FenceId id : listed_) {
+    const Fence& fence = fences_[Index(id)];
+    if (fence.mark != nullptr && driver_.EventDone(fence.mark->get())) {
+      opened_.push_back(id);
+    }
   }
+  return Open();
+}
+
+FenceTable::Opened FenceTable::OpenAll() {
+  opened_ = listed_;
+  return Open();
+}
+
+FenceTable::Opened FenceTable::Open() {
+  std::ranges::sort(opened_);
+  for (const FenceId id : opened_) {
+    fences_[Index(id)] = Fence{};
+    unused_.push_back(id);
+  }
+  std::erase_if(listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnused; });
   return opened_;
 }
 
-void FenceTable::Clear() {
-  for (std::size_t i = 1; i < fences_.size(); ++i) {
-    if (fences_[i].state != State::kOpened) continue;
-    fences_[i] = Fence{};
-    unused_.push_back(static_cast<FenceId>(i));
-  }
-  std::erase_if(listed_, [&](FenceId id) { return fences_[Index(id)].state == State::kUnused; });
-}
+bool FenceTable::empty() const { return fences_.size() == kNamedFences + unused_.size(); }
 
 FenceId FenceTable::Add(Fence fence) {
   ReserveMore(fences_, 1);

@@ -15,8 +15,8 @@
 // stream's.
 //
 //     kScope ------ capture scope ends ------> open
-//     kUnmarked --- Mark() ---> kMarked --- the device has got there ---> open
-//         ^------ the stream frees more ---/
+//     kEager --- Mark() ---> with a mark --- the device has got there ---> open
+//       ^--- the stream frees more ---/
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ class FenceTable {
   FenceId ForStream(StreamId stream, bool eager) { return FindOrAdd(stream, eager); }
   // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
   // that. Does not throw.
-  void Renew(FenceId id);
+  void Renew(FenceId id) { fences_[Index(id)].mark.reset(); }
   // Whether the fence opens when the scope ends.
   bool OpensAtEnd(FenceId id) const { return fences_[Index(id)].state == State::kScope; }
 
@@ -69,8 +69,12 @@ class FenceTable {
   FenceId ForProof();
   void MakeProof(FenceId stream_fence);
 
-  // The scope ends: marks in Opened() the fences of a capture, which are now open. Does not throw.
-  void EndScope();
+  // These return the fences that are open from now on, in order: they are gone. Valid until the
+  // next call of another member.
+  using Opened = const std::vector<FenceId>&;
+
+  // The scope ends: the fences of a capture open. Does not throw.
+  Opened EndScope();
 
   // Whether a fence stands for work that no mark is behind yet.
   bool NeedsMark() const;
@@ -78,39 +82,36 @@ class FenceTable {
   // changed. pre: Driver::MayQuiesce(), and no scope is open.
   std::shared_ptr<SharedEvent> Mark();
 
-  // Marks in Opened() those whose mark is passed; returns whether there were any. Throws
-  // DriverError with nothing changed.
-  bool Poll();
-  // The device is idle: all that eager work freed is open, see Opened(). Does not throw. pre: no
-  // scope is open.
-  void OpenAll();
+  // Those open whose mark is passed. Throws DriverError with nothing changed.
+  Opened Poll();
+  // The device is idle: all that eager work freed is open. Does not throw. pre: no scope is open.
+  Opened OpenAll();
 
   bool empty() const;
   // An upper limit on the numbers of fences.
   std::size_t limit() const { return fences_.size(); }
-  // Those that were marked since Clear(); valid until the next call of another member. They are
-  // gone for good with Clear(). Neither throws.
-  const std::vector<FenceId>& Opened();
-  void Clear();
 
  private:
-  enum class State : uint8_t { kUnused, kScope, kUnmarked, kMarked, kOpened };
+  enum class State : uint8_t { kUnused, kScope, kEager };
 
   struct Fence {
     State state = State::kUnused;
     std::optional<StreamId> owner;      // of a stream fence
-    std::shared_ptr<SharedEvent> mark;  // kMarked only
+    std::shared_ptr<SharedEvent> mark;  // of eager work, once the device is marked behind that
+
+    bool needs_mark() const { return state == State::kEager && mark == nullptr; }
   };
 
   FenceId FindOrAdd(std::optional<StreamId> owner, bool eager);
   FenceId Add(Fence fence);  // with room for it in listed_
+  Opened Open();             // what is in opened_
 
   Driver& driver_;
   std::vector<Fence> fences_;  // by FenceId; the named ones are never used
   // Of the fences in use those that are no proof fences: a capture may have very many of these.
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;  // this and the others have room for fences_
-  std::vector<FenceId> opened_;  // what Opened() returned last
+  std::vector<FenceId> opened_;  // those that were last
 };
 
 }  // namespace cgp

@@ -26,19 +26,14 @@ class FenceTableTest : public ::testing::Test {
 
   void TearDown() override { EXPECT_EQ(host_.unknown_events_destroyed(), 0u); }
 
-  std::vector<uint32_t> Opened() {
+  static std::vector<uint32_t> Numbers(const std::vector<FenceId>& fences) {
     std::vector<uint32_t> numbers;
-    for (const FenceId fence : fences_.Opened()) numbers.push_back(Index(fence));
+    for (const FenceId fence : fences) numbers.push_back(Index(fence));
     return numbers;
   }
-
-  // Ends the scope as a pool does, and returns what that opened.
-  std::vector<uint32_t> EndScope() {
-    fences_.EndScope();
-    const std::vector<uint32_t> opened = Opened();
-    fences_.Clear();
-    return opened;
-  }
+  // What these opened.
+  std::vector<uint32_t> EndScope() { return Numbers(fences_.EndScope()); }
+  std::vector<uint32_t> Poll() { return Numbers(fences_.Poll()); }
 
   HostDriver host_{{.granularity = 4096, .map_memory = false}};
   FaultyDriver driver_{host_};
@@ -47,10 +42,8 @@ class FenceTableTest : public ::testing::Test {
 
 TEST_F(FenceTableTest, IsEmptyAtFirst) {
   EXPECT_TRUE(fences_.empty());
-  EXPECT_FALSE(fences_.Poll());
-  EXPECT_THAT(Opened(), IsEmpty());
-  fences_.EndScope();
-  fences_.Clear();
+  EXPECT_THAT(Poll(), IsEmpty());
+  EXPECT_THAT(EndScope(), IsEmpty());
   EXPECT_TRUE(fences_.empty());
 }
 
@@ -65,19 +58,17 @@ TEST_F(FenceTableTest, ACaptureScopesFencesOpenAtItsEndWithoutEvents) {
   const uint32_t a = Index(fences_.ForStream(kA, false));
   const uint32_t b = Index(fences_.ForStream(kB, false));
   const uint32_t held = Index(fences_.Held(/*eager=*/false));
-  EXPECT_FALSE(fences_.Poll()) << "nothing opens while the scope lasts";
+  EXPECT_THAT(Poll(), IsEmpty()) << "nothing opens while the scope lasts";
   EXPECT_THAT(EndScope(), ElementsAre(a, b, held));
   EXPECT_TRUE(fences_.empty());
   EXPECT_THAT(driver_.calls(), IsEmpty()) << "the streams have joined: no event is needed";
 }
 
-TEST_F(FenceTableTest, WhatIsOpenedIsGoneWithClearAndItsNumberUsedAgain) {
+TEST_F(FenceTableTest, WhatIsOpenedIsGoneAndItsNumberUsedAgain) {
   const FenceId first = fences_.ForStream(kA, false);
-  fences_.EndScope();
-  EXPECT_FALSE(fences_.empty());
-  fences_.Clear();
+  EXPECT_THAT(EndScope(), ElementsAre(Index(first)));
   EXPECT_TRUE(fences_.empty());
-  EXPECT_THAT(Opened(), IsEmpty());
+  EXPECT_THAT(EndScope(), IsEmpty());
   EXPECT_EQ(fences_.ForStream(kB, false), first);
 }
 
@@ -89,18 +80,17 @@ TEST_F(FenceTableTest, AnEagerFenceOpensOnceTheDeviceHasPassedAMark) {
   EXPECT_THAT(EndScope(), IsEmpty());
   EXPECT_TRUE(fences_.NeedsMark());
   host_.CompleteEvents();
-  EXPECT_FALSE(fences_.Poll()) << "nobody knows what is done";
+  EXPECT_THAT(Poll(), IsEmpty()) << "nobody knows what is done";
   fences_.Mark();
   EXPECT_FALSE(fences_.NeedsMark());
   EXPECT_EQ(host_.usage().events, 1u) << "one for all";
-  EXPECT_FALSE(fences_.Poll());
+  EXPECT_THAT(Poll(), IsEmpty());
   host_.CompleteEvents(kA);
-  EXPECT_FALSE(fences_.Poll()) << "the device has done the work of one stream only";
+  EXPECT_THAT(Poll(), IsEmpty()) << "the device has done the work of one stream only";
   host_.CompleteEvents();
-  EXPECT_TRUE(fences_.Poll());
-  EXPECT_THAT(Opened(), ElementsAre(Index(a), Index(held)));
+  EXPECT_THAT(Poll(), ElementsAre(Index(a), Index(held)));
   EXPECT_EQ(host_.usage().events, 0u);
-  EXPECT_FALSE(fences_.Poll()) << "nothing more";
+  EXPECT_THAT(Poll(), IsEmpty()) << "nothing more";
 }
 
 TEST_F(FenceTableTest, NoStreamIsEverAsked) {
@@ -109,7 +99,7 @@ TEST_F(FenceTableTest, NoStreamIsEverAsked) {
   fences_.EndScope();
   fences_.Mark();
   host_.CompleteEvents();
-  EXPECT_TRUE(fences_.Poll());
+  EXPECT_THAT(Poll(), testing::SizeIs(2));
   EXPECT_THAT(driver_.calls(), Each(AnyOf(DriverCall::kRecordDeviceEvent, DriverCall::kEventDone)));
 }
 
@@ -121,11 +111,10 @@ TEST_F(FenceTableTest, AStreamThatGoesOnTakesItsFenceFromTheMark) {
   fences_.Renew(id);
   EXPECT_EQ(host_.usage().events, 0u) << "it says nothing of what the stream does now";
   host_.CompleteEvents();
-  EXPECT_FALSE(fences_.Poll());
+  EXPECT_THAT(Poll(), IsEmpty());
   fences_.Mark();
   host_.CompleteEvents();
-  EXPECT_TRUE(fences_.Poll());
-  EXPECT_THAT(Opened(), ElementsAre(Index(id)));
+  EXPECT_THAT(Poll(), ElementsAre(Index(id)));
 }
 
 // Bytes freed by eager work are not protected by a capture on the same stream.
@@ -145,16 +134,14 @@ TEST_F(FenceTableTest, WhatIsHeldSharesAFenceUntilThatIsMarked) {
   const FenceId second = fences_.Held(true);
   EXPECT_NE(second, held);
   host_.CompleteEvents();
-  EXPECT_TRUE(fences_.Poll());
-  EXPECT_THAT(Opened(), ElementsAre(Index(held), Index(stream)));
+  EXPECT_THAT(Poll(), ElementsAre(Index(held), Index(stream)));
 }
 
 TEST_F(FenceTableTest, AnIdleDeviceOpensAll) {
   const uint32_t marked = Index(fences_.ForStream(kA, true));
   fences_.Mark();
   const uint32_t unmarked = Index(fences_.ForStream(kB, true));
-  fences_.OpenAll();
-  EXPECT_THAT(Opened(), ElementsAre(marked, unmarked));
+  EXPECT_THAT(Numbers(fences_.OpenAll()), ElementsAre(marked, unmarked));
   EXPECT_EQ(host_.usage().events, 0u);
 }
 
@@ -165,7 +152,7 @@ TEST_F(FenceTableTest, AProofFenceOpensWhenTheScopeEnds) {
   const FenceId first = fences_.ForProof();
   const FenceId second = fences_.ForProof();
   EXPECT_NE(first, second);
-  EXPECT_FALSE(fences_.Poll());
+  EXPECT_THAT(Poll(), IsEmpty());
   EXPECT_THAT(EndScope(), ElementsAre(Index(stream), Index(first), Index(second)));
   EXPECT_TRUE(fences_.empty());
   EXPECT_THAT(driver_.calls(), IsEmpty());
@@ -202,9 +189,7 @@ TEST_F(FenceTableTest, NumbersOfFencesAreUsedAgain) {
     EXPECT_THAT(EndScope(), testing::SizeIs(101));
     EXPECT_FALSE(fences_.empty()) << "one is pending";
     host_.CompleteEvents();
-    EXPECT_TRUE(fences_.Poll());
-    EXPECT_THAT(Opened(), ElementsAre(Index(pending)));
-    fences_.Clear();
+    EXPECT_THAT(Poll(), ElementsAre(Index(pending)));
     EXPECT_TRUE(fences_.empty());
   }
   EXPECT_EQ(most, 104u) << "two are the ring's";
@@ -222,10 +207,8 @@ TEST_F(FenceTableTest, AFailingDriverLeavesTheFencesAsTheyWere) {
   host_.CompleteEvents();
   driver_.Arm({.only = DriverCall::kEventDone});
   EXPECT_THROW(fences_.Poll(), DriverError);
-  EXPECT_THAT(Opened(), IsEmpty());
   driver_.Disarm();
-  EXPECT_TRUE(fences_.Poll());
-  EXPECT_THAT(Opened(), ElementsAre(Index(id)));
+  EXPECT_THAT(Poll(), ElementsAre(Index(id)));
   EXPECT_EQ(host_.usage().events, 0u);
 }
 

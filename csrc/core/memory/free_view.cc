@@ -7,19 +7,6 @@
 #include "core/base/error.h"
 
 namespace cgp {
-namespace {
-
-// What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
-template <typename Set>
-void Replace(Set& set, PageId handle, uint32_t& known, uint32_t now) {
-  if (known == now) return;
-  if (known > 0) set.erase({known, handle});
-  known = 0;
-  if (now > 0) set.insert({now, handle});
-  known = now;
-}
-
-}  // namespace
 
 FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
     : space_(space), ranges_(ranges), stream_(stream), own_(own) {
@@ -38,19 +25,17 @@ void FreeView::SetPasses(FenceId fence, bool passes) {
 }
 
 void FreeView::Rebuild() {
+  for (IndexSet* const set :
+       {&filled_bins_, &whole_pages_, &free_slots_, &shown_, &stale_, &changed_}) {
+    set->Clear();
+  }
   bins_.assign(bins_.size(), NodeId::kNone);
-  filled_bins_.Clear();
-  whole_pages_.Clear();
   whole_page_count_ = 0;
-  free_slots_.Clear();
   std::ranges::fill(run_bounds_, 0);
   std::ranges::fill(group_bounds_, 0);
   MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
   handles_ = {};
   std::ranges::fill(offers_, Offer{});
-  shown_.Clear();
-  stale_.Clear();
-  changed_.Clear();
   changed_.SetRange(0, space_.page_count(), true);
   for (PageId page{0}; Index(page) < space_.page_count();) {
     const NodeId first = space_.first(page);
@@ -132,24 +117,10 @@ bool FreeView::AllFree(SlotId begin, SlotId end) const {
 
 void FreeView::RaiseBound(SlotId slot) {
   const RangeId range = ranges_.range_of(slot);
-  SetBound(range, ranges_.range(range).mapped());
-}
-
-void FreeView::SetBound(RangeId range, uint32_t bound) {
-  const uint32_t before = run_bounds_[Index(range)];
-  if (before == bound) return;
-  run_bounds_[Index(range)] = bound;
-  const uint32_t group = Index(range) / kRangeGroup;
-  if (bound >= group_bounds_[group]) {
-    group_bounds_[group] = bound;
-  } else if (before == group_bounds_[group]) {
-    group_bounds_[group] = MostInGroup(group);
-  }
-}
-
-uint32_t FreeView::MostInGroup(uint32_t group) const {
-  return std::ranges::max(
-      std::span(run_bounds_).subspan(std::size_t{group} * kRangeGroup, kRangeGroup));
+  const uint32_t mapped = ranges_.range(range).mapped();
+  run_bounds_[Index(range)] = mapped;
+  uint32_t& of_group = group_bounds_[Index(range) / kRangeGroup];
+  of_group = std::max(of_group, mapped);
 }
 
 void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
@@ -166,10 +137,7 @@ void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_coun
 void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
   MakeRoomForNodes();
   const uint32_t pages = space_.page_count() + more_pages;
-  whole_pages_.Resize(pages);
-  changed_.Resize(pages);
-  shown_.Resize(pages);
-  stale_.Resize(pages);
+  for (IndexSet* const set : {&whole_pages_, &changed_, &shown_, &stale_}) set->Resize(pages);
   if (offers_.size() < pages) offers_.resize(pages);
   free_slots_.Resize(slots);
   const uint32_t groups = ranges / kRangeGroup + 1;
@@ -181,13 +149,16 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
 std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) {
   RefreshSlots();
   for (uint32_t range = Index(from); range < ranges_.range_count();) {
-    if (group_bounds_[range / kRangeGroup] < pages) {
-      range = (range / kRangeGroup + 1) * kRangeGroup;
-    } else if (run_bounds_[range] < pages) {
-      ++range;
-    } else {
-      return RangeId{range};
+    const uint32_t group = range / kRangeGroup;
+    const uint32_t behind = (group + 1) * kRangeGroup;
+    if (group_bounds_[group] >= pages) {
+      for (; range < behind; ++range) {
+        if (run_bounds_[range] >= pages) return RangeId{range};
+      }
+      group_bounds_[group] =
+          std::ranges::max(std::span(run_bounds_).subspan(behind - kRangeGroup, kRangeGroup));
     }
+    range = behind;
   }
   return std::nullopt;
 }
@@ -204,20 +175,16 @@ const std::vector<FreeRun>& FreeView::Runs(RangeId id) {
     longest = std::max(longest, end - *slot);
     slot = free_slots_.Next(end);
   }
-  SetBound(id, longest);
+  run_bounds_[Index(id)] = longest;
   return runs_;
 }
 
-uint32_t FreeView::FreeAtFront(RangeId id) {
+uint32_t FreeView::FreeAtEnd(RangeId id, bool at_front) {
   RefreshSlots();
-  const RangeTable::Range& range = ranges_.range(id);
-  return free_slots_.NextMissing(Index(range.begin()), Index(range.end())) - Index(range.begin());
-}
-
-uint32_t FreeView::FreeAtBack(RangeId id) {
-  RefreshSlots();
-  const RangeTable::Range& range = ranges_.range(id);
-  return Index(range.end()) - free_slots_.LastRun(Index(range.begin()), Index(range.end()));
+  const uint32_t begin = Index(ranges_.range(id).begin());
+  const uint32_t end = Index(ranges_.range(id).end());
+  return at_front ? free_slots_.NextMissing(begin, end) - begin
+                  : end - free_slots_.LastRun(begin, end);
 }
 
 std::optional<PageId> FreeView::NextWhole(PageId from) const {
@@ -333,62 +300,58 @@ void FreeView::UnlinkChain(PageId page, NodeId start, uint32_t length) {
   if (head == NodeId::kNone) filled_bins_.Erase(bin);
 }
 
-void FreeView::Check() const {
-  std::size_t chains = 0;
-  uint32_t whole = 0;
-  for (PageId page{0}; Index(page) < space_.page_count(); ++page) {
-    bool is_whole = false;
-    ForEachChain(space_.first(page), space_.last(page), [&](NodeId start, uint32_t length) {
-      is_whole = Granules(length) == space_.page_size();
-      if (is_whole) return;
-      ++chains;
-      CGP_CHECK(Index(start) < links_.size());
-      const NodeId before = links_[Index(start)].prev;
-      CGP_CHECK((before == NodeId::kNone ? bins_[BinOf(page, length)]
-                                         : links_[Index(before)].next) == start);
-    });
-    CGP_CHECK(IsWhole(page) == is_whole);
-    CGP_CHECK(shown_.Contains(Index(page)) == is_whole || stale_.Contains(Index(page)));
-    whole += is_whole ? 1 : 0;
-  }
-  CGP_CHECK(whole == whole_page_count_);
+// By bin, in order.
+std::vector<std::vector<NodeId>> FreeView::Chains() const {
+  std::vector<std::vector<NodeId>> chains(bins_.size());
   for (uint32_t bin = 0; bin < bins_.size(); ++bin) {
-    CGP_CHECK(filled_bins_.Contains(bin) == (bins_[bin] != NodeId::kNone));
+    NodeId before = NodeId::kNone;
     for (NodeId id = bins_[bin]; id != NodeId::kNone; id = links_[Index(id)].next) {
-      const auto length = static_cast<uint32_t>(ChainLength(id).count());
-      CGP_CHECK(Available(id) && ChainStart(id) == id &&
-                BinOf(space_.node(id).page, length) == bin);
-      --chains;
+      CGP_CHECK(links_[Index(id)].prev == before);
+      chains[bin].push_back(id);
+      before = id;
     }
+    std::ranges::sort(chains[bin]);
   }
-  CGP_CHECK(chains == 0);
-  CheckRuns();
-  CheckHandles();
+  return chains;
 }
 
-void FreeView::CheckRuns() const {
+// What is yet to be looked at may be stale, so both are compared as a search would find them.
+void FreeView::Check() const {
+  FreeView now = *this;
+  now.RefreshSlots();
+  now.Handles();
+  FreeView anew = *this;
+  anew.Rebuild();
+  anew.RefreshSlots();
+  anew.Handles();
+  CGP_CHECK(now.Chains() == anew.Chains() && now.filled_bins_ == anew.filled_bins_);
+  CGP_CHECK(now.whole_pages_ == anew.whole_pages_ && now.shown_ == anew.shown_);
+  CGP_CHECK(now.whole_page_count_ == anew.whole_page_count_);
+  CGP_CHECK(now.free_slots_ == anew.free_slots_);
+  CGP_CHECK(now.offers_ == anew.offers_ && now.handles_ == anew.handles_);
   for (RangeId id{0}; Index(id) < ranges_.range_count(); ++id) {
-    const RangeTable::Range& range = ranges_.range(id);
-    uint32_t run = 0;
-    for (SlotId slot = range.first; slot < range.first + range.capacity; ++slot) {
-      const bool mapped = slot >= range.begin() && slot < range.end();
-      const bool free = free_slots_.Contains(Index(slot));
-      CGP_CHECK(free == (mapped && shown_.Contains(Index(ranges_.page_at(slot)))));
-      run = free ? run + 1 : 0;
-      CGP_CHECK(run <= run_bounds_[Index(id)]);
-    }
-    CGP_CHECK(group_bounds_[Index(id) / kRangeGroup] == MostInGroup(Index(id) / kRangeGroup));
+    anew.Runs(id);
+    CGP_CHECK(now.run_bounds_[Index(id)] >= anew.run_bounds_[Index(id)]);
+    CGP_CHECK(run_bounds_[Index(id)] <= group_bounds_[Index(id) / kRangeGroup]);
   }
 }
 
 const FreeHandles& FreeView::Handles() {
+  // What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
+  const auto replace = [](auto& set, PageId handle, uint32_t& known, uint32_t now) {
+    if (known == now) return;
+    if (known > 0) set.erase({known, handle});
+    known = 0;
+    if (now > 0) set.insert({now, handle});
+    known = now;
+  };
   for (auto page = changed_.Next(0); page; page = changed_.Next(*page)) {
     const PageId handle = ranges_.handle_begin(PageId{*page});
     const Offer now = OfferOf(handle);
     Offer& known = offers_[Index(handle)];
-    Replace(handles_.heads, handle, known.head, now.head);
-    Replace(handles_.tails, handle, known.tail, now.tail);
-    Replace(handles_.wholes, handle, known.whole, now.whole);
+    replace(handles_.heads, handle, known.head, now.head);
+    replace(handles_.tails, handle, known.tail, now.tail);
+    replace(handles_.wholes, handle, known.whole, now.whole);
     changed_.SetRange(Index(handle), Index(ranges_.handle_end(handle)), false);
   }
   return handles_;
@@ -406,23 +369,6 @@ FreeView::Offer FreeView::OfferOf(PageId handle) const {
   for (; IsWhole(page); page = page - 1) tail += page_size();
   tail += Tail(page);
   return {static_cast<uint32_t>(head.count()), static_cast<uint32_t>(tail.count()), 0};
-}
-
-void FreeView::CheckHandles() const {
-  const auto& [heads, tails, wholes] = handles_;
-  std::size_t entries = 0;
-  for (PageId handle{0}; Index(handle) < ranges_.page_count();
-       handle = ranges_.handle_end(handle)) {
-    const Offer& known = offers_[Index(handle)];
-    const auto changed = changed_.Next(Index(handle));
-    const bool is_up_to_date = !changed || *changed >= Index(ranges_.handle_end(handle));
-    CGP_CHECK(!is_up_to_date || known == OfferOf(handle));
-    CGP_CHECK(known.head == 0 || heads.contains({known.head, handle}));
-    CGP_CHECK(known.tail == 0 || tails.contains({known.tail, handle}));
-    CGP_CHECK(known.whole == 0 || wholes.contains({known.whole, handle}));
-    entries += std::size_t{known.head > 0} + (known.tail > 0) + (known.whole > 0);
-  }
-  CGP_CHECK(entries == heads.size() + tails.size() + wholes.size());
 }
 
 }  // namespace cgp

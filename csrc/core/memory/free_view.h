@@ -58,6 +58,7 @@ struct WholeHandle {
   uint64_t pages = 0;
   PageId handle{};
 
+  bool operator==(const WholeHandle&) const = default;
   // Largest first; of equals the first handle.
   bool operator<(const WholeHandle& other) const {
     return pages != other.pages ? pages > other.pages : handle < other.handle;
@@ -69,6 +70,8 @@ struct FreeHandles {
   std::set<Edge> heads;
   std::set<Edge> tails;
   std::set<WholeHandle> wholes;
+
+  bool operator==(const FreeHandles&) const = default;
 };
 
 // Consecutive mapped slots of one range whose pages are whole; maximal: its neighbours' are not.
@@ -137,7 +140,19 @@ class FreeView {
   // long as that returns true: the shortest first, those in pages of small blocks alone before the
   // others.
   template <typename Function>
-  void ForEachFit(Granules length, Function&& function) const;
+  void ForEachFit(Granules length, Function&& function) const {
+    const auto page = static_cast<uint32_t>(page_size().count());
+    const auto wanted = static_cast<uint32_t>(length.count());
+    const auto next = [&](uint32_t from) {
+      const auto bin = filled_bins_.Next(from);
+      return bin && *bin >= page && *bin < page + wanted ? filled_bins_.Next(page + wanted) : bin;
+    };
+    for (auto bin = next(wanted); bin; bin = next(*bin + 1)) {
+      for (NodeId chain = bins_[*bin]; chain != NodeId::kNone; chain = links_[Index(chain)].next) {
+        if (!function(chain)) return;
+      }
+    }
+  }
 
   bool IsWhole(PageId page) const { return whole_pages_.Contains(Index(page)); }
   // Whether all of [begin, end) are.
@@ -164,9 +179,8 @@ class FreeView {
   std::optional<RangeId> OldestMayHold(uint32_t pages, RangeId from);
   // The runs of the range in the order of addresses; makes the range's bound exact.
   const std::vector<FreeRun>& Runs(RangeId range);
-  // The lengths of the runs that touch the range's front and back.
-  uint32_t FreeAtFront(RangeId range);
-  uint32_t FreeAtBack(RangeId range);
+  // The length of the run that touches the range's front, or its back.
+  uint32_t FreeAtEnd(RangeId range, bool at_front);
   // Whether all slots of [begin, end) are free. O(rows of their pages (RangeTable::RowEnd())).
   bool AllFree(SlotId begin, SlotId end) const;
 
@@ -192,16 +206,13 @@ class FreeView {
 
   bool Available(NodeId id) const { return Passes(space_.node(id).fence); }
   Offer OfferOf(PageId handle) const;
-  void CheckRuns() const;
-  void CheckHandles() const;
+  std::vector<std::vector<NodeId>> Chains() const;
   NodeId ChainStart(NodeId id) const;
   // The node after the chain, kNone at the page's end.
   NodeId ChainEnd(NodeId start) const;
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function) const;
   void SetWhole(PageId begin, PageId end, bool whole);
-  void SetBound(RangeId range, uint32_t bound);
-  uint32_t MostInGroup(uint32_t group) const;
   void RaiseBound(SlotId slot);
   void RefreshSlots();
   uint32_t BinOf(PageId page, uint32_t length) const;
@@ -219,7 +230,7 @@ class FreeView {
   IndexSet stale_;                      // pages of which that is yet to be looked at
   IndexSet free_slots_;                 // none where nothing is mapped
   std::vector<uint32_t> run_bounds_;    // by range; with 0 up to a whole group
-  std::vector<uint32_t> group_bounds_;  // the largest of kRangeGroup ranges
+  std::vector<uint32_t> group_bounds_;  // of kRangeGroup ranges none has more
   std::vector<FreeRun> runs_;           // what Runs() returned last
   FreeHandles handles_;
   // By a handle's first page, but where one of its pages is in changed_.
@@ -229,20 +240,5 @@ class FreeView {
   std::vector<NodeId> bins_;  // see BinOf(): the newest chain
   std::vector<Link> links_;   // by node
 };
-
-template <typename Function>
-void FreeView::ForEachFit(Granules length, Function&& function) const {
-  const auto page = static_cast<uint32_t>(page_size().count());
-  const auto wanted = static_cast<uint32_t>(length.count());
-  const auto next = [&](uint32_t from) {
-    const auto bin = filled_bins_.Next(from);
-    return bin && *bin >= page && *bin < page + wanted ? filled_bins_.Next(page + wanted) : bin;
-  };
-  for (auto bin = next(wanted); bin; bin = next(*bin + 1)) {
-    for (NodeId chain = bins_[*bin]; chain != NodeId::kNone; chain = links_[Index(chain)].next) {
-      if (!function(chain)) return;
-    }
-  }
-}
 
 }  // namespace cgp

@@ -73,7 +73,7 @@ TEST_F(FreeViewHandlesTest, WhatAnotherStreamFreedIsNotOffered) {
   MapNew({"...."});
   Take(PageId{0}, 0, kP);
   bytes_.ReserveFence(FenceId{2});
-  bytes_.Give({.node = used_.back()}, kPageSize, FenceId{2});
+  bytes_.Give({{}, used_.back()}, kPageSize, FenceId{2});
   used_.pop_back();
   EXPECT_THAT(view_.Handles().wholes, IsEmpty());
   EXPECT_THAT(view_.Handles().heads, IsEmpty());

@@ -92,8 +92,8 @@ class FreeViewRunsTest : public ::testing::Test {
     while (front < range.mapped() && IsFree(Index(range.begin()) + front)) ++front;
     uint32_t back = 0;
     while (back < range.mapped() && IsFree(Index(range.end()) - 1 - back)) ++back;
-    ASSERT_EQ(view_.FreeAtFront(RangeId{r}), front);
-    ASSERT_EQ(view_.FreeAtBack(RangeId{r}), back);
+    ASSERT_EQ(view_.FreeAtEnd(RangeId{r}, /*at_front=*/true), front);
+    ASSERT_EQ(view_.FreeAtEnd(RangeId{r}, /*at_front=*/false), back);
   }
 
   // From one slot of the range on, so many.
@@ -142,15 +142,15 @@ TEST_F(FreeViewRunsTest, RunsAreMaximalAndInTheOrderOfAddresses) {
   SetFree(PageId{0}, false);
   SetFree(PageId{3}, false);
   EXPECT_EQ(Runs(0), (std::vector<std::pair<uint32_t, uint32_t>>{{first + 1, 2}, {first + 4, 2}}));
-  EXPECT_EQ(view_.FreeAtFront(RangeId{0}), 0u);
-  EXPECT_EQ(view_.FreeAtBack(RangeId{0}), 2u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{0}, /*at_front=*/true), 0u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{0}, /*at_front=*/false), 2u);
 }
 
 TEST_F(FreeViewRunsTest, RunsReachAcrossWords) {
   MapNew(200);
   EXPECT_EQ(Runs(0).size(), 1u);
-  EXPECT_EQ(view_.FreeAtFront(RangeId{0}), 200u);
-  EXPECT_EQ(view_.FreeAtBack(RangeId{0}), 200u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{0}, /*at_front=*/true), 200u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{0}, /*at_front=*/false), 200u);
   for (uint32_t taken = 0; taken < 200; ++taken) {
     SetFree(PageId{taken}, false);
     ASSERT_EQ(Runs(0), BruteRuns(0));
@@ -163,10 +163,10 @@ TEST_F(FreeViewRunsTest, APageIsFreeOrTakenInEveryRangeThatShowsIt) {
   MapNew(2);
   Map({.range = {}, .handles = {PageId{1}, PageId{0}}});
   SetFree(PageId{1}, false);
-  EXPECT_EQ(view_.FreeAtFront(RangeId{0}), 1u);
-  EXPECT_EQ(view_.FreeAtBack(RangeId{0}), 0u);
-  EXPECT_EQ(view_.FreeAtFront(RangeId{1}), 0u);
-  EXPECT_EQ(view_.FreeAtBack(RangeId{1}), 1u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{0}, /*at_front=*/true), 1u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{0}, /*at_front=*/false), 0u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{1}, /*at_front=*/true), 0u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{1}, /*at_front=*/false), 1u);
 }
 
 // The bound's life: taking leaves it, looking makes it exact, freeing raises it to the whole range.
@@ -233,7 +233,7 @@ TEST_F(FreeViewRunsTest, RebuildForgetsWhatIsNoLongerSo) {
   std::fill(free_.begin(), free_.end(), false);
   view_.Rebuild();
   EXPECT_EQ(view_.OldestMayHold(1, RangeId{0}), std::nullopt);
-  EXPECT_EQ(view_.FreeAtFront(RangeId{1}), 0u);
+  EXPECT_EQ(view_.FreeAtEnd(RangeId{1}, /*at_front=*/true), 0u);
   SetFree(PageId{5}, true);
   EXPECT_EQ(Runs(1), BruteRuns(1));
 }

@@ -216,8 +216,8 @@ TEST_F(FreeViewTest, OnlyTheOwnerSeesWhatIsBehindItsFence) {
   EXPECT_EQ(view_b().Head(PageId{0}), Granules(3));
   EXPECT_EQ(view_b().Tail(PageId{0}), Granules(3));
   EXPECT_EQ(BestFit(view_b(), Granules(4)), std::nullopt);
-  EXPECT_EQ(view_a().FreeAtFront(RangeId{0}), 1u);
-  EXPECT_EQ(view_b().FreeAtFront(RangeId{0}), 0u);
+  EXPECT_EQ(view_a().FreeAtEnd(RangeId{0}, /*at_front=*/true), 1u);
+  EXPECT_EQ(view_b().FreeAtEnd(RangeId{0}, /*at_front=*/true), 0u);
 }
 
 TEST_F(FreeViewTest, NobodySeesWhatIsHeld) {
@@ -249,10 +249,10 @@ TEST_F(FreeViewTest, APageMappedAgainIsAsFreeThereAsItIs) {
   Take(PageId{1}, 0, 1);
   Give(Take(PageId{2}, 0, 1), kFenceA);
   Map({.range = {}, .handles = {PageId{2}, PageId{1}, PageId{0}}});
-  EXPECT_EQ(view_a().FreeAtBack(RangeId{1}), 1u);
-  EXPECT_EQ(view_b().FreeAtBack(RangeId{1}), 1u);
-  EXPECT_EQ(view_b().FreeAtFront(RangeId{1}), 0u);
-  EXPECT_EQ(view_a().FreeAtFront(RangeId{1}), 1u);
+  EXPECT_EQ(view_a().FreeAtEnd(RangeId{1}, /*at_front=*/false), 1u);
+  EXPECT_EQ(view_b().FreeAtEnd(RangeId{1}, /*at_front=*/false), 1u);
+  EXPECT_EQ(view_b().FreeAtEnd(RangeId{1}, /*at_front=*/true), 0u);
+  EXPECT_EQ(view_a().FreeAtEnd(RangeId{1}, /*at_front=*/true), 1u);
 }
 
 TEST_F(FreeViewTest, AViewIsHandedOn) {

@@ -4,7 +4,6 @@
 #include <exception>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 
 namespace cgp {
 // What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a
@@ -16,7 +15,7 @@ class RangeTable::Undo {
   Undo& operator=(const Undo&) = delete;
 
   ~Undo() {
-    if (kept_) return;
+    if (kept) return;
     // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
     // the one to report. There is room to remember it.
     bool is_stuck = false;
@@ -25,8 +24,7 @@ class RangeTable::Undo {
       table_.stuck_mappings_.push_back(mapping);
       is_stuck = true;
     }
-    if (is_stuck && extended != nullptr)
-      (at_front ? extended->room_front : extended->room_back) = 0;
+    if (is_stuck && room != nullptr) *room = 0;
     if (reserved) {
       const Range& range = table_.ranges_.back();
       Reservation& all = table_.reservations_.back();
@@ -45,17 +43,14 @@ class RangeTable::Undo {
     }
   }
 
-  void Keep() { kept_ = true; }
-
+  bool kept = false;
   uint32_t created = 0;
   bool reserved = false;
-  Range* extended = nullptr;  // the range that was there before, and at which end
-  bool at_front = false;
+  uint32_t* room = nullptr;  // at the end that grows of a range that was there before
   std::vector<Mapping> mapped;
 
  private:
   RangeTable& table_;
-  bool kept_ = false;
 };
 
 RangeTable::RangeTable(Driver& driver, Granules page_size)
@@ -90,9 +85,9 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   }
   const RangeId id = plan.range ? *plan.range : ReserveRange(plan, undo);
   Range& range = ranges_[Index(id)];
-  CGP_CHECK(count <= (plan.at_front ? range.room_front : range.room_back));
-  undo.extended = plan.range ? &range : nullptr;
-  undo.at_front = plan.at_front;
+  uint32_t& room = plan.at_front ? range.room_front : range.room_back;
+  CGP_CHECK(count <= room);
+  if (plan.range) undo.room = &room;
 
   const uint32_t begin = plan.at_front ? range.mapped_begin - count : range.mapped_end;
   const Address address = range.address + begin * page_bytes_;
@@ -105,7 +100,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
     next += bytes;
   }
   driver_.SetAccess(address, count * page_bytes_);
-  undo.Keep();
+  undo.kept = true;
 
   const SlotId first = range.first + begin;
   SlotId slot = first;
@@ -123,7 +118,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
     if (end < page_count()) NoteRow(end);
   }
   (plan.at_front ? range.mapped_begin : range.mapped_end) = plan.at_front ? begin : begin + count;
-  (plan.at_front ? range.room_front : range.room_back) -= count;
+  room -= count;
   mapping_count_ += handles.size();
   return first;
 }
@@ -231,8 +226,7 @@ bool RangeTable::Shows(RangeId range, PageId page) const {
 }
 
 void RangeTable::Check() const {
-  uint64_t mapped = 0;
-  std::vector<uint32_t> last_range_of_page(page_count(), ~uint32_t{0});
+  std::vector<std::vector<SlotId>> slots(page_count());
   for (uint32_t r = 0; r < range_count(); ++r) {
     const Range& here = ranges_[r];
     CGP_CHECK(here.mapped_begin < here.mapped_end && here.mapped_end <= here.capacity);
@@ -243,23 +237,17 @@ void RangeTable::Check() const {
     const Address back = here.address + (here.mapped_end + here.room_back) * page_bytes_;
     CGP_CHECK(around.address <= front && back <= around.address + around.bytes);
     CGP_CHECK(Index(here.first) % kSlotGroup == 0 && here.capacity % kSlotGroup == 0);
-    for (uint32_t s = Index(here.begin()); s < Index(here.end()); ++s) {
-      const PageId page = page_at_[s];
-      CGP_CHECK(Index(range_of(SlotId{s})) == r && Index(page) < page_count());
-      CGP_CHECK(last_range_of_page[Index(page)] != r);
-      last_range_of_page[Index(page)] = r;
-      const std::vector<SlotId>& slots = slots_of(page);
-      CGP_CHECK(std::ranges::binary_search(slots, SlotId{s}));
+    for (SlotId slot = here.begin(); slot < here.end(); ++slot) {
+      CGP_CHECK(Index(range_of(slot)) == r && Index(page_at(slot)) < page_count());
+      slots[Index(page_at(slot))].push_back(slot);
     }
-    mapped += here.mapped();
   }
-  uint64_t shown = 0;
+  const auto together = [this](SlotId a, SlotId b) { return range_of(a) == range_of(b); };
   for (uint32_t p = 0; p < page_count(); ++p) {
-    CGP_CHECK(!pages_[p].slots.empty() && row_begins_.Contains(p) == BeginsRow(p));
-    CGP_CHECK(std::ranges::is_sorted(pages_[p].slots));
-    shown += pages_[p].slots.size();
+    CGP_CHECK(!slots[p].empty() && slots[p] == pages_[p].slots);
+    CGP_CHECK(std::ranges::adjacent_find(slots[p], together) == slots[p].end());
+    CGP_CHECK(row_begins_.Contains(p) == BeginsRow(p));
   }
-  CGP_CHECK(mapped == shown);
   uint64_t ranges = 0;
   for (const Reservation& reservation : reservations_) ranges += reservation.ranges;
   CGP_CHECK(ranges == range_count());

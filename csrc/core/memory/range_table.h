@@ -40,6 +40,19 @@
 
 namespace cgp {
 
+// Where bytes begin, `offset` granules into the slot; they go on through the slots that follow.
+struct Placement {
+  SlotId slot{};
+  uint32_t offset = 0;
+
+  // The granule of that number, counted through all slots.
+  static Placement OfGranule(uint64_t number, Granules page_size) {
+    return {SlotId{static_cast<uint32_t>(Granules(number) / page_size)},
+            static_cast<uint32_t>((Granules(number) % page_size).count())};
+  }
+  bool operator==(const Placement&) const = default;
+};
+
 // Which handles to map where.
 struct MappingPlan {
   // Stands for a handle of so many pages that does not exist yet. pre: 1 <= pages <= kMaxNewPages.
@@ -141,7 +154,6 @@ class RangeTable {
     for (const PhysicalHandle& handle : unreleased_) pages += handle.pages;
     return pages;
   }
-  uint32_t unreleased_handles() const { return static_cast<uint32_t>(unreleased_.size()); }
   // Whether the driver failed to take back something that is mapped for nobody.
   bool has_remains() const;
 
@@ -152,7 +164,7 @@ class RangeTable {
   using AddressIndex = std::vector<std::pair<Address, RangeId>>;
   AddressIndex ByAddress() const;
   // pre: the address is mapped.
-  std::pair<SlotId, Granules> At(Address address, const AddressIndex& index) const;
+  Placement At(Address address, const AddressIndex& index) const;
 
   // The reservation that the address lies in, if any.
   std::optional<AddressSpan> ReservationAround(Address address) const;
@@ -160,8 +172,10 @@ class RangeTable {
   // Repeats the driver's SetAccess() for all that is mapped.
   void RefreshAccess();
 
+  Granules page_size() const { return Granules(page_bytes_ / kGranuleBytes); }
   uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
-  uint32_t handle_count() const { return static_cast<uint32_t>(handles_.size()); }
+  // With those that the driver failed to take back.
+  std::size_t handle_count() const { return handles_.size() + unreleased_.size(); }
   uint32_t range_count() const { return static_cast<uint32_t>(ranges_.size()); }
   // How many handles are mapped, each counted as often as it is.
   uint64_t mapping_count() const { return mapping_count_; }
@@ -188,9 +202,10 @@ class RangeTable {
   // How many pages the plan maps.
   uint32_t PagesOf(const MappingPlan& plan) const;
 
-  Address AddressOf(SlotId slot, Granules offset) const {
-    const Range& home = range(range_of(slot));
-    return home.address + (Index(slot) - Index(home.first)) * page_bytes_ + offset.bytes();
+  Address AddressOf(Placement place) const {
+    const Range& home = range(range_of(place.slot));
+    return home.address + (Index(place.slot) - Index(home.first)) * page_bytes_ +
+           Granules(place.offset).bytes();
   }
 
   // Recomputes the invariants; throws InternalError.

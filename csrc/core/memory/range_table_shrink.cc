@@ -70,7 +70,7 @@ void RangeTable::Shrinking::LetGoOf(const PhysicalHandle& handle) noexcept {
   bool mapped = false;
   for (const SlotId slot : table_.slots_of(handle.first)) {
     if (!keep_[Index(slot)] &&
-        Attempt([&] { table_.driver_.Unmap(table_.AddressOf(slot, Granules(0)), bytes); })) {
+        Attempt([&] { table_.driver_.Unmap(table_.AddressOf({slot}), bytes); })) {
       --table_.mapping_count_;
     } else {
       mapped = true;
@@ -184,13 +184,13 @@ void RangeTable::UnpinAll() {
 RangeTable::AddressIndex RangeTable::ByAddress() const {
   AddressIndex index;
   for (uint32_t r = 0; r < range_count(); ++r) {
-    index.emplace_back(AddressOf(ranges_[r].begin(), Granules(0)), RangeId{r});
+    index.emplace_back(AddressOf({ranges_[r].begin()}), RangeId{r});
   }
   std::ranges::sort(index);
   return index;
 }
 
-std::pair<SlotId, Granules> RangeTable::At(Address address, const AddressIndex& index) const {
+Placement RangeTable::At(Address address, const AddressIndex& index) const {
   const auto behind =
       std::ranges::upper_bound(index, address, {}, &AddressIndex::value_type::first);
   CGP_CHECK(behind != index.begin());
@@ -198,7 +198,7 @@ std::pair<SlotId, Granules> RangeTable::At(Address address, const AddressIndex& 
   const uint64_t slots = (address - start) / page_bytes_;
   CGP_CHECK(slots < range(id).mapped());
   return {range(id).begin() + static_cast<uint32_t>(slots),
-          Granules((address - start) % page_bytes_ / kGranuleBytes)};
+          static_cast<uint32_t>((address - start) % page_bytes_ / kGranuleBytes)};
 }
 
 }  // namespace cgp

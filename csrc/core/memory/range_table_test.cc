@@ -118,8 +118,7 @@ TEST_F(RangeTableTest, AHandleOfSeveralPagesIsMadeAndMappedAsOne) {
   EXPECT_EQ(table().mapping_count(), 3u);
   EXPECT_EQ(table().page_count(), 7u);
   EXPECT_EQ(table().handle_count(), 3u);
-  EXPECT_TRUE(
-      host_.CanAccess(table().AddressOf(first, Granules(0)), 7 * kPageBytes, host_.device()));
+  EXPECT_TRUE(host_.CanAccess(table().AddressOf({first}), 7 * kPageBytes, host_.device()));
 
   EXPECT_EQ(table().handle_begin(PageId{3}), PageId{0});
   EXPECT_EQ(table().handle_end(PageId{3}), PageId{4});
@@ -164,9 +163,9 @@ TEST_F(RangeTableTest, GrowsAtBothEndsAndReturnsTheFirstSlot) {
 TEST_F(RangeTableTest, AddressesFollowTheSlots) {
   const SlotId first = Map(InNewRange({kNew, kNew}));
   Map(InNewRange({kNew}));
-  const Address start = table().AddressOf(first, Granules(0));
-  EXPECT_EQ(table().AddressOf(first, Granules(3)), start + 3 * kGranuleBytes);
-  EXPECT_EQ(table().AddressOf(SlotId{Index(first) + 1}, Granules(0)), start + kPageBytes);
+  const Address start = table().AddressOf({first});
+  EXPECT_EQ(table().AddressOf({first, 3}), start + 3 * kGranuleBytes);
+  EXPECT_EQ(table().AddressOf({SlotId{Index(first) + 1}}), start + kPageBytes);
   EXPECT_TRUE(host_.CanAccess(start, 2 * kPageBytes, host_.device()));
   EXPECT_FALSE(host_.CanAccess(start, 2 * kPageBytes + 1, host_.device()));
   EXPECT_FALSE(host_.CanAccess(start - 1, 1, host_.device()));
@@ -219,8 +218,7 @@ TEST_F(RangeTableTest, RefreshAccessReachesEveryMapping) {
   host_.AddPeer(kPeer);
   const auto peer_reaches = [&](uint32_t r) {
     const RangeTable::Range& range = table().range(RangeId{r});
-    return host_.CanAccess(table().AddressOf(range.begin(), Granules(0)),
-                           range.mapped() * kPageBytes, kPeer);
+    return host_.CanAccess(table().AddressOf({range.begin()}), range.mapped() * kPageBytes, kPeer);
   };
   EXPECT_FALSE(peer_reaches(0));
   table().RefreshAccess();
@@ -396,7 +394,7 @@ TEST(RangeTableMemory, APageIsTheSameMemoryInEveryRange) {
   const SlotId first = table.Map(InNewRange({kNew, kNew, kNew}));
   const SlotId second = table.Map(InNewRange({PageId{2}, PageId{0}}));
   const auto bytes_at = [&](SlotId slot) {
-    return reinterpret_cast<char*>(table.AddressOf(slot, Granules(0)));
+    return reinterpret_cast<char*>(table.AddressOf({slot}));
   };
   for (uint64_t i = 0; i < 3 * kBytes; ++i) bytes_at(first)[i] = static_cast<char>(i / kBytes + 1);
   EXPECT_EQ(bytes_at(second)[0], 3);

@@ -1,7 +1,6 @@
 #include "core/memory/shared_space.h"
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 
 namespace cgp {
 
@@ -39,10 +38,10 @@ bool SharedSpace::HasUntouchedPages(const Site& site, Granules length) const {
   return untouched;
 }
 
-void SharedSpace::Take(Site& site, Granules length, NodeId within) {
-  if (within != NodeId::kNone) {
-    const PageId page = space_.node(within).page;
-    site.node = TakePiece(within, page, Granules(site.offset), length, /*large=*/false);
+void SharedSpace::Take(Site& site, Granules length) {
+  if (site.node != NodeId::kNone) {
+    const PageId page = space_.node(site.node).page;
+    site.node = TakePiece(site.node, page, Granules(site.offset), length, /*large=*/false);
     return;
   }
   int extents = 0;
@@ -172,32 +171,26 @@ void SharedSpace::SetPasses(FreeView& view, std::span<const FenceId> fences, boo
     return std::pair(space_.node(id).page, space_.node(id).offset);
   });
   // Each page's from the first of them to the last, with the nodes beside them.
-  const auto for_each_span = [this](auto&& function) {
+  const auto update = [&](bool index) {
     for (auto first = woken_.begin(); first != woken_.end();) {
       const PageId page = space_.node(*first).page;
       const auto behind = std::find_if(first, woken_.end(),
                                        [&](NodeId id) { return space_.node(id).page != page; });
       const NodeId last = *(behind - 1);
       const auto [prev, next] = std::pair(space_.node(*first).prev, space_.node(last).next);
-      function(page, prev == NodeId::kNone ? *first : prev, next == NodeId::kNone ? last : next);
+      const NodeId from = prev == NodeId::kNone ? *first : prev;
+      const NodeId to = next == NodeId::kNone ? last : next;
+      if (!space_.IsOfWholePages(from)) {
+        index ? view.IndexNodes(page, from, to) : view.UnindexNodes(page, from, to);
+      } else if (index == passes) {
+        index ? view.IndexPages(page, space_.end(from)) : view.UnindexPages(page, space_.end(from));
+      }
       first = behind;
     }
   };
-  for_each_span([&](PageId page, NodeId first, NodeId last) {
-    if (!space_.IsOfWholePages(first)) {
-      view.UnindexNodes(page, first, last);
-    } else if (!passes) {
-      view.UnindexPages(page, space_.end(first));
-    }
-  });
+  update(false);
   for (const FenceId fence : fences) view.SetPasses(fence, passes);
-  for_each_span([&](PageId page, NodeId first, NodeId last) {
-    if (!space_.IsOfWholePages(first)) {
-      view.IndexNodes(page, first, last);
-    } else if (passes) {
-      view.IndexPages(page, space_.end(first));
-    }
-  });
+  update(true);
 }
 
 void SharedSpace::Open(std::span<const FenceId> opened, FenceId now) {

@@ -25,17 +25,17 @@
 
 namespace cgp {
 
-// Where a block lies: it goes on through the slots that follow.
-struct Site {
-  SlotId slot{};
-  uint32_t offset = 0;          // granules into that slot
-  NodeId node = NodeId::kNone;  // of a block that lies in one extent
+// Where a block lies.
+struct Site : Placement {
+  // Of a block that lies in one extent; of one below a page that is yet to be taken, the node of one
+  // page that holds the first of its bytes, where that is known.
+  NodeId node = NodeId::kNone;
 };
 
 class SharedSpace {
  public:
   // `ranges` are changed by no one else, but for what is pinned.
-  SharedSpace(Granules page_size, RangeTable& ranges) : space_(page_size), ranges_(ranges) {}
+  explicit SharedSpace(RangeTable& ranges) : space_(ranges.page_size()), ranges_(ranges) {}
   SharedSpace(const SharedSpace&) = delete;
   SharedSpace& operator=(const SharedSpace&) = delete;
 
@@ -57,20 +57,18 @@ class SharedSpace {
   // ReserveOpening().
   void RemoveStreams();
 
-  // How many streams may take all of the page.
-  std::ptrdiff_t CountWhole(PageId page) const {
-    return CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
-  }
-  // How many may take the node.
-  std::ptrdiff_t CountTakers(NodeId id) const {
-    const FenceId fence = space_.node(id).fence;
-    return CountStreams([&](const FreeView& view) { return view.Passes(fence); });
+  // How many streams' views are so.
+  template <typename Condition>
+  uint32_t CountStreams(Condition&& condition) const {
+    const auto streams = std::span(views_).first(stream_count_);
+    return static_cast<uint32_t>(std::ranges::count_if(
+        streams, [&](const auto& view) { return condition(std::as_const(*view)); }));
   }
 
   // --- Blocks ---
 
   // Whether the free place has whole pages behind no fence: where several streams allocate, pages
-  // that none of them has had in this scope. pre: the site has no node yet.
+  // that none of them has had in this scope.
   bool HasUntouchedPages(const Site& site, Granules length) const;
 
   // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give()
@@ -79,20 +77,46 @@ class SharedSpace {
   void ReserveTake(std::size_t blocks = 1);
   void ReserveFence(FenceId fence) { space_.ReserveFence(fence); }
 
-  // Makes `length` granules from the site on used. `within`: of fewer than a page, the node of one
-  // page that holds the first of them, where that is known. pre: they are free; ReserveTake().
-  void Take(Site& site, Granules length, NodeId within = NodeId::kNone);
+  // Makes `length` granules from the site on used. pre: they are free; ReserveTake().
+  void Take(Site& site, Granules length);
   // Frees them behind the fence. pre: ReserveFence().
   void Give(const Site& site, Granules length, FenceId fence);
 
   // Calls function(page, offset, length) for the pages that a block has a part of, in the order of
   // its addresses.
   template <typename Function>
-  void ForEachPiece(const Site& site, Granules length, Function&& function) const;
+  void ForEachPiece(const Site& site, Granules length, Function&& function) const {
+    ForEachExtent(site, length, [&](PageId page, Granules offset, Granules left) {
+      for (; left > Granules(0); ++page) {
+        const Granules piece = std::min(left, page_size());
+        function(page, offset, piece);
+        left -= piece;
+      }
+    });
+  }
   // Calls function(node) for the nodes of a block that is in use, or for the free ones that a site
-  // without a node begins and ends in and those between.
+  // without a node begins and ends in and those between. Of an extent there are several where pages
+  // between them are gone.
   template <typename Function>
-  void ForEachNode(const Site& site, Granules length, Function&& function) const;
+  void ForEachNode(const Site& site, Granules length, Function&& function) const {
+    if (site.node != NodeId::kNone) {
+      function(site.node);
+      return;
+    }
+    ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
+      if (extent < page_size()) {
+        // A block of several extents goes on at a page's end and comes in at a page's start.
+        function(offset == Granules(0) ? space_.first(page) : space_.last(page));
+        return;
+      }
+      const PageId end = page + static_cast<uint32_t>(extent / page_size());
+      while (page < end) {
+        const NodeId id = space_.first(page);
+        page = space_.end(id);
+        function(id);
+      }
+    });
+  }
 
   // --- Pages ---
 
@@ -116,14 +140,24 @@ class SharedSpace {
   void Check() const;
 
  private:
-  template <typename Condition>
-  std::ptrdiff_t CountStreams(Condition&& condition) const {
-    return std::ranges::count_if(std::span(views_).first(stream_count_),
-                                 [&](const auto& view) { return condition(*view); });
-  }
   void ReserveWoken();
+  // Whole pages that follow one another are one extent.
   template <typename Function>
-  void ForEachExtent(const Site& site, Granules length, Function&& function) const;
+  void ForEachExtent(const Site& site, Granules length, Function&& function) const {
+    Granules offset(site.offset);
+    for (SlotId slot = site.slot; length > Granules(0);) {
+      const PageId page = ranges_.page_at(slot);
+      const uint64_t most = offset == Granules(0) ? length / page_size() : 0;
+      uint32_t pages = 1;
+      while (pages < most && ranges_.page_at(slot + pages) == page + pages) ++pages;
+      const Granules extent =
+          most > 0 ? page_size() * pages : std::min(length, page_size() - offset);
+      function(page, offset, extent);
+      slot = slot + pages;
+      length -= extent;
+      offset = Granules(0);
+    }
+  }
   NodeId TakePiece(NodeId within, PageId page, Granules offset, Granules length, bool large);
   NodeId TakePages(PageId page, Granules length);
   void GivePiece(NodeId id, FenceId fence, bool large);
@@ -135,55 +169,5 @@ class SharedSpace {
   std::size_t stream_count_ = 0;
   std::vector<NodeId> woken_;  // by SetPasses(); kept for its memory
 };
-
-// Whole pages that follow one another are one extent.
-template <typename Function>
-void SharedSpace::ForEachExtent(const Site& site, Granules length, Function&& function) const {
-  Granules offset(site.offset);
-  for (SlotId slot = site.slot; length > Granules(0);) {
-    const PageId page = ranges_.page_at(slot);
-    const uint64_t most = offset == Granules(0) ? length / page_size() : 0;
-    uint32_t pages = 1;
-    while (pages < most && ranges_.page_at(slot + pages) == page + pages) ++pages;
-    const Granules extent = most > 0 ? page_size() * pages : std::min(length, page_size() - offset);
-    function(page, offset, extent);
-    slot = slot + pages;
-    length -= extent;
-    offset = Granules(0);
-  }
-}
-
-template <typename Function>
-void SharedSpace::ForEachPiece(const Site& site, Granules length, Function&& function) const {
-  ForEachExtent(site, length, [&](PageId page, Granules offset, Granules left) {
-    for (; left > Granules(0); ++page) {
-      const Granules piece = std::min(left, page_size());
-      function(page, offset, piece);
-      left -= piece;
-    }
-  });
-}
-
-// Of an extent there are several where pages between them are gone.
-template <typename Function>
-void SharedSpace::ForEachNode(const Site& site, Granules length, Function&& function) const {
-  if (site.node != NodeId::kNone) {
-    function(site.node);
-    return;
-  }
-  ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
-    if (extent < page_size()) {
-      // A block of several extents goes on at a page's end and comes in at a page's start.
-      function(offset == Granules(0) ? space_.first(page) : space_.last(page));
-      return;
-    }
-    const PageId end = page + static_cast<uint32_t>(extent / page_size());
-    while (page < end) {
-      const NodeId id = space_.first(page);
-      page = space_.end(id);
-      function(id);
-    }
-  });
-}
 
 }  // namespace cgp

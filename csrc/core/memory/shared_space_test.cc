@@ -27,7 +27,7 @@ class SharedSpaceTest : public ::testing::Test {
 
   Site Take(uint32_t slot, Granules length) {
     bytes_.ReserveTake();
-    Site site{.slot = SlotId{slot}, .offset = 0};
+    Site site{{SlotId{slot}}};
     bytes_.Take(site, length);
     return site;
   }
@@ -35,6 +35,10 @@ class SharedSpaceTest : public ::testing::Test {
   void TakeAndGive(uint32_t slot, Granules length, FenceId fence) {
     bytes_.Give(Take(slot, length), length, fence);
     bytes_.Check();
+  }
+  // How many streams may take all of the page.
+  uint32_t CountWhole(PageId page) const {
+    return bytes_.CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
   }
   void RemoveStreams() {
     bytes_.ReserveOpening(3);
@@ -44,14 +48,14 @@ class SharedSpaceTest : public ::testing::Test {
 
   HostDriver driver_{{.granularity = kPageSize.bytes(), .map_memory = false}};
   RangeTable ranges_{driver_, kPageSize};
-  SharedSpace bytes_{kPageSize, ranges_};
+  SharedSpace bytes_{ranges_};
 };
 
 TEST_F(SharedSpaceTest, APlaceHasUntouchedPagesIfAnyOfThemIs) {
   const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
   TakeAndGive(first + 1, kPageSize, kFenceA);
   const auto has = [&](uint32_t slot, Granules length) {
-    return bytes_.HasUntouchedPages({.slot = SlotId{first + slot}, .offset = 0}, length);
+    return bytes_.HasUntouchedPages({{SlotId{first + slot}}}, length);
   };
   EXPECT_TRUE(has(0, kPageSize));
   EXPECT_FALSE(has(1, kPageSize));
@@ -79,10 +83,10 @@ TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
   EXPECT_EQ(second->stream(), kA);
   EXPECT_EQ(second->whole_page_count(), 2u);
   bytes_.Check();
-  EXPECT_EQ(bytes_.CountWhole(PageId{0}), 1);
-  EXPECT_EQ(bytes_.CountWhole(PageId{1}), 2);
+  EXPECT_EQ(CountWhole(PageId{0}), 1u);
+  EXPECT_EQ(CountWhole(PageId{1}), 2u);
   RemoveStreams();
-  EXPECT_EQ(bytes_.CountWhole(PageId{1}), 0) << "no stream is left";
+  EXPECT_EQ(CountWhole(PageId{1}), 0u) << "no stream is left";
 }
 
 TEST_F(SharedSpaceTest, SpareViewsAreDropped) {

@@ -5,15 +5,8 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/reserve.h"
 
 namespace cgp {
-namespace {
-
-constexpr std::array kInRing{FenceId::kRing};
-constexpr std::array kLaterInRing{FenceId::kRingLater};
-
-}  // namespace
 
 void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   CGP_CHECK(!scope_);
@@ -39,10 +32,9 @@ void StreamMemory::EndScope(bool may_ask_device) {
   // Known now, the end of what ran here is known sooner than when the next scope begins.
   if (!captured && fences_.NeedsMark() && may_ask_device && driver_.MayQuiesce()) fences_.Mark();
   // Nothing throws from here on.
-  fences_.EndScope();
   if (captured && bytes_.stream_count() > 0) bytes_.DropSpareViews();
-  OpenFences();
-  bytes_.Open(kLaterInRing, FenceId::kRing);
+  OpenFences(fences_.EndScope());
+  bytes_.Open(std::array{FenceId::kRingLater}, FenceId::kRing);
   later_in_ring_ = FenceId::kOpen;
   bytes_.RemoveStreams();
   tenures_.clear();
@@ -145,16 +137,11 @@ void StreamMemory::HoldCaptured() {
 bool StreamMemory::Poll() {
   if (fences_.empty()) return false;
   ReserveOpening();
-  if (!fences_.Poll()) return false;
-  ForgetOpened();
-  OpenFences();
-  return true;
+  return OpenFences(fences_.Poll());
 }
 
 void StreamMemory::OpenAll() {
-  fences_.OpenAll();
-  ForgetOpened();
-  OpenFences();
+  OpenFences(fences_.OpenAll());
   // A graph's output that outlived it is still worked on.
   if (blocks_.size() == 0) captured_end_ = PageId{0};
   several_streams_ = false;
@@ -172,28 +159,24 @@ FenceId StreamMemory::InRing(FenceId fence) {
 void StreamMemory::DissolveRing() {
   ReserveOpening();
   bytes_.ReserveFence(later_in_ring_);
-  bytes_.Open(kInRing);
-  bytes_.Open(kLaterInRing, later_in_ring_);
+  bytes_.Open(std::array{FenceId::kRing});
+  bytes_.Open(std::array{FenceId::kRingLater}, later_in_ring_);
 }
 
-// Live blocks are not behind what is marked as opened any more.
-void StreamMemory::ForgetOpened() {
-  if (!some_are_behind_) return;
-  some_are_behind_ = false;
-  const std::vector<FenceId>& opened = fences_.Opened();
-  blocks_.ForEach([&](Address, LiveBlock& live) {
-    if (!live.others) return;
-    std::erase_if(live.others->behind,
-                  [&](FenceId fence) { return std::ranges::find(opened, fence) != opened.end(); });
-    some_are_behind_ |= live.is_behind();
-  });
-}
-
-// What is behind the fences that are marked as opened is everyone's from now on. pre:
-// ReserveOpening().
-void StreamMemory::OpenFences() {
-  bytes_.Open(fences_.Opened());
-  fences_.Clear();
+// What is behind these fences is everyone's from now on, and live blocks are not behind them any
+// more. Returns whether there are any. pre: ReserveOpening().
+bool StreamMemory::OpenFences(FenceTable::Opened opened) {
+  if (opened.empty()) return false;
+  if (std::exchange(some_are_behind_, false)) {
+    blocks_.ForEach([&](Address, LiveBlock& live) {
+      if (!live.others) return;
+      std::erase_if(live.others->behind,
+                    [&](FenceId fence) { return std::ranges::binary_search(opened, fence); });
+      some_are_behind_ |= live.is_behind();
+    });
+  }
+  bytes_.Open(opened);
+  return true;
 }
 
 // Behind what a block goes that is freed now, by where it is freed and who has worked on it
@@ -323,19 +306,15 @@ void StreamMemory::Revive(LiveBlock& live) {
 void StreamMemory::GiveFreed() {
   if (expects_several_streams_) ExpectSeveralStreams();
   expects_several_streams_ = false;
-  while (!freed_.empty()) {
-    Give(freed_.back(), FenceFor(freed_.back()));
-    freed_.pop_back();
-  }
+  for (; !freed_.empty(); freed_.pop_back()) Give(freed_.back(), FenceFor(freed_.back()));
 }
 
 // The capture is over, and its end stands for all that it had of these blocks. But a stream whose
 // use another thread recorded may have worked on after it: the device has to be marked then.
 void StreamMemory::GiveFreedAtEnd() {
   expects_several_streams_ = false;
-  while (!freed_.empty()) {
+  for (; !freed_.empty(); freed_.pop_back()) {
     Give(freed_.back(), fences_.Held(/*eager=*/freed_.back().others != nullptr));
-    freed_.pop_back();
   }
 }
 

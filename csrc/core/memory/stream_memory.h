@@ -21,12 +21,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <span>
 #include <thread>
 #include <vector>
 
 #include "core/base/address_map.h"
-#include "core/base/block.h"
 #include "core/base/units.h"
 #include "core/driver.h"
 #include "core/memory/fences.h"
@@ -86,12 +84,8 @@ using LiveBlocks = AddressMap<LiveBlock>;  // by their addresses
 class StreamMemory {
  public:
   // `blocks` are those that live in the pool.
-  StreamMemory(Driver& driver, Granules page_size, RangeTable& ranges, LiveBlocks& blocks)
-      : driver_(driver),
-        bytes_(page_size, ranges),
-        fences_(driver),
-        proofs_(driver),
-        blocks_(blocks) {}
+  StreamMemory(Driver& driver, RangeTable& ranges, LiveBlocks& blocks)
+      : driver_(driver), bytes_(ranges), fences_(driver), proofs_(driver), blocks_(blocks) {}
 
   SharedSpace& bytes() { return bytes_; }
   const SharedSpace& bytes() const { return bytes_; }
@@ -158,8 +152,7 @@ class StreamMemory {
   template <typename Function>
   void ForEachCaptured(Function&& function);
   void HoldCaptured();
-  void ForgetOpened();
-  void OpenFences();
+  bool OpenFences(FenceTable::Opened opened);
 
   // `may_ask`: no other thread may be ending the capture, so that the driver can be asked.
   std::optional<FenceId> ChooseFence(const LiveBlock& live, bool may_ask);

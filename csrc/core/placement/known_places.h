@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/placement/placement.h"
+#include "core/memory/range_table.h"
 
 namespace cgp {
 

@@ -10,7 +10,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-Placement At(uint32_t slot) { return {SlotId{slot}, Granules(0)}; }
+Placement At(uint32_t slot) { return {SlotId{slot}}; }
 
 TEST(KnownPlaces, WhatComesAgainIsKnownByAllSizesBeforeIt) {
   KnownPlaces known;

@@ -4,9 +4,6 @@
 #include <array>
 #include <tuple>
 
-#include "core/base/rules.h"
-#include "core/placement/growth.h"
-
 namespace cgp {
 namespace {
 
@@ -28,9 +25,6 @@ struct Choice {
   uint64_t whole = 0;   // whole pages taken
   uint64_t takers = 0;  // of these, summed
 
-  Placement At(uint64_t page) const {
-    return {SlotId{static_cast<uint32_t>(start / page)}, Granules(start % page)};
-  }
   bool BetterThan(const Choice& other) const {
     return std::tuple(whole, takers) < std::tuple(other.whole, other.takers);
   }
@@ -80,7 +74,7 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
   // The parts of a first and of a last page, and the full pages between them.
   const RangeTable& ranges = view.ranges();
   const uint64_t page = view.page_size().count();
-  const uint64_t offset = start.offset.count();
+  const uint64_t offset = start.offset;
   const uint64_t head = offset > 0 ? std::min(length.count(), page - offset) : 0;
   const uint64_t full = (length.count() - head) / page;
   const uint64_t tail = (length.count() - head) % page;
@@ -105,7 +99,6 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
 
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers) {
-  const uint64_t page = view.page_size().count();
   const auto many_edges = [&] {
     const FreeHandles& handles = view.Handles();
     return handles.heads.size() + handles.tails.size() > kManyEdges;
@@ -136,17 +129,8 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
       threshold = whole_pages + 1;
     }
   }
-  return best ? std::optional(best->At(page)) : std::nullopt;
-}
-
-Granules FreeAtEnd(FreeView& view, RangeId id, bool at_front) {
-  const RangeTable& ranges = view.ranges();
-  const RangeTable::Range& range = ranges.range(id);
-  const uint32_t slots = at_front ? view.FreeAtFront(id) : view.FreeAtBack(id);
-  const Granules whole = view.page_size() * slots;
-  if (slots == range.mapped()) return whole;
-  return whole + (at_front ? view.Head(ranges.page_at(range.begin() + slots))
-                           : view.Tail(ranges.page_at(range.end() - 1 - slots)));
+  if (!best) return std::nullopt;
+  return Placement::OfGranule(best->start, view.page_size());
 }
 
 std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers) {

@@ -1,5 +1,6 @@
 // The decision: where a block goes, of the steps in docs/design.md, section 4. Its step 1, the best
-// fit of a block below a page, is free_view.h's, and 3 to 5 are growth.h's.
+// fit of a block below a page, is free_view.h's; step 2 is in placement.cc; what to map so that a
+// block fits, steps 3 to 5, in placement_growth.cc.
 //
 // A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no edge
 // holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
@@ -7,22 +8,26 @@
 // that saves mappings, and what it wastes is the rest of a page, which smaller blocks can use.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <set>
+#include <vector>
 
 #include "core/base/units.h"
 #include "core/memory/free_view.h"
+#include "core/memory/range_table.h"
 
 namespace cgp {
 
-// Where a block starts: `offset` granules into the slot; it goes on through the slots that follow.
-struct Placement {
-  SlotId slot{};
-  Granules offset;
-
-  bool operator==(const Placement&) const = default;
-};
+// Whether a rule of placement applies. Each does, but in a test build that takes rules out to see
+// what they are worth: csrc/testing/ablate.py.
+#ifdef CGP_RULE_SWITCHES
+bool On(const char* rule);
+#else
+constexpr bool On(const char*) { return true; }
+#endif
 
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
@@ -40,12 +45,94 @@ using TakersOf = std::function<uint32_t(PageId)>;
 std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
                                     const TakersOf& takers = {});
 
-// What the stream may take at an end of a range.
-Granules FreeAtEnd(FreeView& view, RangeId range, bool at_front);
-
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest
 // streams may take; of those the one that stands in the fewest ranges, which costs the fewest runs.
 std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers = {});
+
+// --- What to map ---
+
+// Which edges a stretch of addresses begins and ends with.
+struct EdgePair {
+  std::optional<Edge> tail;
+  std::optional<Edge> head;
+
+  bool is_one() const { return tail.has_value() != head.has_value(); }
+  uint64_t length() const { return (tail ? tail->length : 0) + (head ? head->length : 0); }
+};
+
+// Where a stretch of addresses may have an edge: an extension in front of a range begins with a
+// tail, one behind it ends with a head, a new range does both.
+enum class Ends : uint8_t { kTail, kHead, kBoth };
+
+// The shortest edge of at least `length` whose handle passes `allowed`.
+template <typename Allowed>
+std::optional<Edge> ShortestEdge(const std::set<Edge>& edges, uint64_t length, Allowed&& allowed) {
+  for (auto it = edges.lower_bound({.length = length}); it != edges.end(); ++it) {
+    if (allowed(it->handle)) return *it;
+  }
+  return std::nullopt;
+}
+
+// Of how many tails, the longest that do not hold all, a head is looked for.
+inline constexpr int kTailsTried = 16;
+
+// The edges that hold `length` and leave least: one, or a tail and a head of two handles.
+// pre: `allowed` passes all handles if ends is kBoth.
+template <typename Allowed>
+std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t length, Ends ends,
+                                    Allowed&& allowed) {
+  if (length == 0) return EdgePair{};
+  const auto tail = ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails, length, allowed);
+  const auto head = ends == Ends::kTail ? std::nullopt : ShortestEdge(free.heads, length, allowed);
+  std::optional<EdgePair> best;
+  if (tail && (!head || tail->length <= head->length)) {
+    best = EdgePair{.tail = tail, .head = {}};
+  } else if (head) {
+    best = EdgePair{.tail = {}, .head = head};
+  }
+  if (ends != Ends::kBoth) return best;
+  int left = kTailsTried;
+  auto shorter = free.tails.lower_bound({.length = length});
+  while (shorter != free.tails.begin() && left-- > 0) {
+    const Edge first = *--shorter;
+    const auto is_other = [&](PageId handle) { return handle != first.handle; };
+    const EdgePair pair{.tail = first,
+                        .head = ShortestEdge(free.heads, length - first.length, is_other)};
+    if (pair.head && (!best || pair.length() < best->length())) best = pair;
+  }
+  return best;
+}
+
+// The most pages that a new handle may have in a pool of so many pages: the driver's price is per
+// handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
+// it is in use. And at most half of `together`, the new pages that are made for one block: blocks of
+// few pages would break larger ones.
+uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together);
+
+// Of how many ranges, the newest, the ends are looked at, and how many of these, those with most
+// free, are tried: enough to choose well, and a bound on the time.
+inline constexpr uint32_t kRangesLookedAt = 128;
+inline constexpr std::size_t kEndsTried = 16;
+
+// Adds handles of so many new pages in all, of `most` each.
+void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles);
+
+// What to map so that the block fits, and where it will then start, in granules from the first slot
+// that the plan maps; negative if it starts in slots mapped before.
+struct GrowthPlan {
+  MappingPlan mapping;
+  int64_t start = 0;
+
+  // Where the block lies once the plan is carried out and its first slot is `first`.
+  Placement PlacementFrom(SlotId first, Granules page_size) const;
+
+  // What to map so that the last new handle has up to so many pages more, behind all that the block
+  // needs: the place stays the same. nullopt where something else comes last, the range has no
+  // room, or the handle is as large as any.
+  std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
+};
+
+GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, bool several_streams);
 
 }  // namespace cgp

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "core/memory/free_view_test_fit.h"
-#include "core/placement/growth.h"
 #include "core/placement/placement.h"
 #include "core/placement/placement_test_pool.h"
 
@@ -134,7 +133,7 @@ class RandomPlacement : public SmallPool, public ::testing::WithParamInterface<u
   void ExpectFitsAsBruteForce(uint64_t length) const {
     for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
       for (uint64_t start = begin(r); start < end(r); ++start) {
-        const Placement place{SlotId{static_cast<uint32_t>(start / kP)}, Granules(start % kP)};
+        const auto place = Placement::OfGranule(start, kPageSize);
         const auto whole = WholePagesAt(view_, place, Granules(length));
         ASSERT_EQ(whole.has_value(), BruteFits(r, start, length)) << "granule " << start;
         ASSERT_TRUE(!whole || *whole == WholeTouched(start, length)) << "granule " << start;
@@ -188,8 +187,8 @@ void RandomPlacement::ExpectFindAsBruteForce(uint64_t length, Slack slack) {
   const auto found = Find(length, slack);
   ASSERT_EQ(found.has_value(), range.has_value());
   if (!found) return;
-  const uint64_t start = uint64_t{Index(found->slot)} * kP + found->offset.count();
-  ASSERT_LT(found->offset, kPageSize);
+  const uint64_t start = uint64_t{Index(found->slot)} * kP + found->offset;
+  ASSERT_LT(found->offset, kP);
   ASSERT_EQ(ranges_.range_of(found->slot), RangeId{*range}) << "not the oldest";
   ASSERT_TRUE(BruteFits(*range, start, length));
   ASSERT_EQ(WholeTouched(start, length), least);
@@ -295,7 +294,7 @@ void RandomPlacement::ExpectPlanKeepsTheRules(uint64_t length, Slack slack) {
   }
   const Placement place = plan.PlacementFrom(Map(mapping), kPageSize);
   ASSERT_EQ(space_.page_count(), pages_before + made);
-  const uint64_t start = uint64_t{Index(place.slot)} * kP + place.offset.count();
+  const uint64_t start = uint64_t{Index(place.slot)} * kP + place.offset;
   const uint32_t r = Index(ranges_.range_of(place.slot));
   ASSERT_TRUE(BruteFits(r, start, length));
   if (mixed()) return;

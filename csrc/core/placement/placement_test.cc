@@ -8,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "core/placement/growth.h"
 #include "core/placement/placement_test_pool.h"
 
 namespace cgp {
@@ -20,8 +19,8 @@ class PlacementTest : public SmallPool {};
 
 TEST_F(PlacementTest, WholePagesAreCountedWhereAllGranulesAreFree) {
   const SlotId slot = MapNew({"xx..", "....", "..xx"});
-  const auto whole = [&](uint32_t slots, uint64_t offset, uint64_t length) {
-    return WholePagesAt(view_, {slot + slots, Granules(offset)}, Granules(length));
+  const auto whole = [&](uint32_t slots, uint32_t offset, uint64_t length) {
+    return WholePagesAt(view_, {slot + slots, offset}, Granules(length));
   };
   EXPECT_EQ(whole(0, 2, 8), 1u);
   EXPECT_EQ(whole(0, 2, 2), 0u);
@@ -30,9 +29,9 @@ TEST_F(PlacementTest, WholePagesAreCountedWhereAllGranulesAreFree) {
   EXPECT_EQ(whole(0, 1, 8), std::nullopt) << "the first page's tail is too short";
   EXPECT_EQ(whole(2, 0, 4), std::nullopt);
   const SlotId free = MapNew({"....", "...."});
-  EXPECT_EQ(WholePagesAt(view_, {free, Granules(0)}, Granules(8)), 2u);
-  EXPECT_EQ(WholePagesAt(view_, {free, Granules(0)}, Granules(9)), std::nullopt);
-  EXPECT_EQ(WholePagesAt(view_, {free, Granules(1)}, Granules(8)), std::nullopt);
+  EXPECT_EQ(WholePagesAt(view_, {free, 0}, Granules(8)), 2u);
+  EXPECT_EQ(WholePagesAt(view_, {free, 0}, Granules(9)), std::nullopt);
+  EXPECT_EQ(WholePagesAt(view_, {free, 1}, Granules(8)), std::nullopt);
 }
 
 // --- FindMapped ---
@@ -44,7 +43,7 @@ TEST_F(PlacementTest, FindsTheOldestRangeThatHasRoom) {
   const auto found = Find(8, Slack::kNone);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->slot, older);
-  EXPECT_EQ(found->offset, Granules(0));
+  EXPECT_EQ(found->offset, 0u);
 }
 
 TEST_F(PlacementTest, FindsTheEdgeThatSavesAWholePage) {
@@ -52,7 +51,7 @@ TEST_F(PlacementTest, FindsTheEdgeThatSavesAWholePage) {
   const auto found = Find(5, Slack::kNone);
   ASSERT_TRUE(found);
   EXPECT_EQ(found->slot, SlotId{Index(slot) + 2});
-  EXPECT_EQ(found->offset, Granules(3));
+  EXPECT_EQ(found->offset, 3u);
 }
 
 TEST_F(PlacementTest, WithoutSlackAnEdgeElsewhereIsReasonEnoughToRefuse) {
@@ -66,9 +65,9 @@ TEST_F(PlacementTest, WithoutSlackAnEdgeElsewhereIsReasonEnoughToRefuse) {
 TEST_F(PlacementTest, BeginsInAnEdgeOnceThereAreMany) {
   const SlotId slot = MapNew({"xxx.", "....", "....", "xxxx"});
   for (int i = 0; i < 11; ++i) MapNew({"xxx."});
-  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot + 1, Granules(0)})) << "12 edges";
+  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot + 1, 0})) << "12 edges";
   MapNew({"xxx."});
-  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot, Granules(3)}));
+  EXPECT_EQ(Find(7, Slack::kOnePage), (Placement{slot, 3}));
 }
 
 // More ranges in vain than a search looks at: then a range with a page more will do.
@@ -93,8 +92,8 @@ class PlacementTakersTest : public PlacementTest {
     return FindMapped(view_, Granules(length), slack,
                       [takers](PageId page) { return takers[Index(page)]; });
   }
-  static Placement At(SlotId first, uint32_t slot, uint64_t offset = 0) {
-    return {SlotId{Index(first) + slot}, Granules(offset)};
+  static Placement At(SlotId first, uint32_t slot, uint32_t offset = 0) {
+    return {SlotId{Index(first) + slot}, offset};
   }
   static void ExpectAt(const std::optional<Placement>& found, const Placement& expected) {
     ASSERT_TRUE(found);
@@ -151,7 +150,7 @@ TEST_F(PlacementTest, ExtendsAtTheBackFromTheLastFreeGranule) {
   EXPECT_EQ(plan.start, -6);
   const Placement place = plan.PlacementFrom(SlotId{Index(slot) + 2}, kPageSize);
   EXPECT_EQ(place.slot, slot);
-  EXPECT_EQ(place.offset, Granules(2));
+  EXPECT_EQ(place.offset, 2u);
 }
 
 TEST_F(PlacementTest, ExtendsAtTheFrontUpToTheLastFreeGranule) {
@@ -163,7 +162,7 @@ TEST_F(PlacementTest, ExtendsAtTheFrontUpToTheLastFreeGranule) {
   EXPECT_EQ(plan.start, 1);
   const Placement place = plan.PlacementFrom(SlotId{Index(slot) - 1}, kPageSize);
   EXPECT_EQ(place.slot, SlotId{Index(slot) - 1});
-  EXPECT_EQ(place.offset, Granules(1));
+  EXPECT_EQ(place.offset, 1u);
 }
 
 TEST_F(PlacementTest, ExtendsOnlyWhereAddressesAreLeft) {
@@ -289,7 +288,7 @@ TEST_F(PlacementTest, WholeHandlesAreTakenLargestFirstAsTheyFit) {
   const GrowthPlan plan = Plan(7 * kP, Slack::kNone);
   EXPECT_EQ(plan.mapping.new_pages(), 0u);
   const Placement place = plan.PlacementFrom(Map(plan.mapping), kPageSize);
-  EXPECT_EQ(Leftover(uint64_t{Index(place.slot)} * kP + place.offset.count(), 7 * kP), 0u);
+  EXPECT_EQ(Leftover(uint64_t{Index(place.slot)} * kP + place.offset, 7 * kP), 0u);
 }
 
 TEST_F(PlacementTest, AHandleOfTheBlocksSizeIsTakenBeforeSmallerOnes) {
@@ -308,10 +307,10 @@ TEST_F(PlacementTest, AHandleIsBrokenOnlyWhereNothingElseHolds) {
 }
 
 TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
-  const auto sizes = [&](uint64_t pages, Streams streams = Streams::kOne) {
+  const auto sizes = [&](uint64_t pages, bool several_streams = false) {
     std::multiset<uint32_t> seen;
     const Granules length(pages * kP);
-    const GrowthPlan plan = PlanGrowth(view_, length, Slack::kNone, streams);
+    const GrowthPlan plan = PlanGrowth(view_, length, Slack::kNone, several_streams);
     for (const PageId handle : plan.mapping.handles) seen.insert(MappingPlan::NewPages(handle));
     return seen;
   };
@@ -319,8 +318,8 @@ TEST_F(PlacementTest, NewPagesComeInHandlesAsLargeAsSuitsThePoolAndTheBlock) {
   EXPECT_EQ(sizes(112).count(2), 56u);
   EXPECT_EQ(sizes(395).count(7), 53u) << "all about as large as each other";
   EXPECT_EQ(sizes(395).count(6), 4u);
-  EXPECT_EQ(sizes(111, Streams::kSeveral).count(1), 111u);
-  EXPECT_EQ(sizes(112, Streams::kSeveral).count(2), 56u);
+  EXPECT_EQ(sizes(111, /*several_streams=*/true).count(1), 111u);
+  EXPECT_EQ(sizes(112, /*several_streams=*/true).count(2), 56u);
   EXPECT_EQ(sizes(56 * 64).count(64), 56u);
   EXPECT_EQ(sizes(56 * 128).count(64), 112u) << "more are too many for any pool";
   MapNew(std::vector<std::string>(64 * 64, "xxxx"));

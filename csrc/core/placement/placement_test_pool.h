@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "core/memory/shared_space.h"
-#include "core/placement/growth.h"
 #include "core/placement/placement.h"
 #include "testing/host_driver.h"
 
@@ -48,7 +47,7 @@ class SmallPool : public ::testing::Test {
   SlotId MapOld(std::vector<PageId> pages) { return Map({.range = {}, .handles = pages}); }
 
   void Take(PageId page, uint32_t offset, uint32_t length) {
-    Site site{.slot = ranges_.slots_of(page).front(), .offset = offset};
+    Site site{{ranges_.slots_of(page).front(), offset}};
     bytes_.ReserveTake();
     bytes_.Take(site, Granules(length));
     used_.push_back(site.node);
@@ -60,14 +59,14 @@ class SmallPool : public ::testing::Test {
     used_.pop_back();
   }
   void Give(NodeId used) {
-    bytes_.Give({.node = used}, Granules(space_.node(used).length), FenceId::kOpen);
+    bytes_.Give({{}, used}, Granules(space_.node(used).length), FenceId::kOpen);
   }
 
   std::optional<Placement> Find(uint64_t length, Slack slack) {
     return FindMapped(view_, Granules(length), slack);
   }
   GrowthPlan Plan(uint64_t length, Slack slack) {
-    return PlanGrowth(view_, Granules(length), slack, Streams::kOne);
+    return PlanGrowth(view_, Granules(length), slack, /*several_streams=*/false);
   }
 
   // --- The same by brute force. Granules are counted through all slots: slot * kP + offset. ---
@@ -101,7 +100,7 @@ class SmallPool : public ::testing::Test {
 
   bool Fits(Placement start, uint64_t length) const {
     return BruteFits(Index(ranges_.range_of(start.slot)),
-                     uint64_t{Index(start.slot)} * kP + start.offset.count(), length);
+                     uint64_t{Index(start.slot)} * kP + start.offset, length);
   }
 
   bool IsWholeHandle(PageId handle) const {
@@ -136,7 +135,7 @@ class SmallPool : public ::testing::Test {
 
   HostDriver driver_{{.granularity = kP * kGranuleBytes, .map_memory = false}};
   RangeTable ranges_{driver_, kPageSize};
-  SharedSpace bytes_{kPageSize, ranges_};
+  SharedSpace bytes_{ranges_};
   const PageSpace& space_ = bytes_.space();
   FreeView& view_ = bytes_.AddView(StreamId{1}, FenceId{1});
   std::vector<NodeId> used_;

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "core/placement/growth.h"
+#include "core/placement/placement.h"
 
 namespace cgp {
 namespace {
@@ -38,7 +38,7 @@ Placement Ring::Place(FreeView& view, Granules length, bool is_first, bool takes
   placed_ += granules;
   most_placed_ = std::max(most_placed_, placed_);
   largest_ = std::max(largest_, granules);
-  return {SlotAt(start), Granules(start % page())};
+  return Placement::OfGranule(start, space().page_size());
 }
 
 void Ring::Reclaim() {
@@ -65,7 +65,7 @@ Ring::Stretch Ring::StretchAt(uint64_t place) const {
 }
 
 void Ring::Claim(uint64_t begin, uint64_t end) {
-  Site site{.slot = SlotAt(begin), .offset = static_cast<uint32_t>(begin % page())};
+  Site site{Placement::OfGranule(begin, space().page_size())};
   memory_.bytes().Take(site, Granules(end - begin));
   memory_.bytes().Give(site, Granules(end - begin), FenceId::kRing);
 }

@@ -17,7 +17,6 @@
 #include "core/memory/free_view.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
-#include "core/placement/placement.h"
 
 namespace cgp {
 

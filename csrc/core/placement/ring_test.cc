@@ -26,21 +26,22 @@ class RingTest : public ::testing::Test {
     if (!memory_.scope()) memory_.BeginScope(ScopeKind::kCapture, true);
     FreeView& view = memory_.BeginTake(live, {});
     const Placement place = ring_.Place(view, Granules(length), is_first, takes_whole);
-    live.site = {.slot = place.slot, .offset = static_cast<uint32_t>(place.offset.count())};
+    live.site = {place};
     EXPECT_TRUE(ring_.Holds(place.slot));
     memory_.bytes().Take(live.site, live.length());
-    live.block.address = ranges_.AddressOf(place.slot, place.offset);
-    const uint64_t at = At(place.slot, place.offset.count());
-    blocks_.ReserveOne();
+    live.block.address = ranges_.AddressOf(place);
+    const uint64_t at = At(place.slot, place.offset);
+    blocks_.Reserve(blocks_.size() + 1);
     blocks_.Insert(live.block.address, std::move(live));
     memory_.Check();
     return at;
   }
   void Free(uint64_t at) {
     const RangeTable::Range& range = ranges_.range(RangeId{0});
-    const uint32_t slot = Index(range.begin()) + static_cast<uint32_t>(at / kPageSize.count());
-    const Address address = ranges_.AddressOf(SlotId{slot}, Granules(at % kPageSize.count()));
-    memory_.Free(*blocks_.Find(address), ring_.Holds(SlotId{slot}));
+    const uint64_t granule = Index(range.begin()) * kPageSize.count() + at;
+    const auto place = Placement::OfGranule(granule, kPageSize);
+    const Address address = ranges_.AddressOf(place);
+    memory_.Free(*blocks_.Find(address), ring_.Holds(place.slot));
     blocks_.Erase(address);
     memory_.Check();
   }
@@ -70,7 +71,7 @@ class RingTest : public ::testing::Test {
                       .map_memory = false}};
   RangeTable ranges_{driver_, kPageSize};
   LiveBlocks blocks_;
-  StreamMemory memory_{driver_, kPageSize, ranges_, blocks_};
+  StreamMemory memory_{driver_, ranges_, blocks_};
   Ring ring_{ranges_, memory_};
 };
 

@@ -135,7 +135,7 @@ DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
     sum = peaks_;
   }
   // What the peak leaves beside the base. Of what several stats show the least counts.
-  ours.ForEachGauge([](Gauge& gauge) { gauge.peak = ~uint64_t{0}; });
+  ours.ForEachPair(ours, [](Gauge& gauge, const Gauge&) { gauge.peak = ~uint64_t{0}; });
   ForEachShown(ours, sum, [](Gauge& level, const Stat& stat) {
     const auto left = static_cast<uint64_t>(std::max<int64_t>(0, stat.peak - stat.current));
     level.peak = std::min(level.peak, left);

@@ -5,7 +5,7 @@
 #include <chrono>
 #include <utility>
 
-#include "core/base/reserve.h"
+#include "core/base/error.h"
 
 namespace cgp {
 namespace {

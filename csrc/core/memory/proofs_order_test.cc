@@ -1,5 +1,3 @@
-#include "core/memory/graph_order.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +9,7 @@
 #include <vector>
 
 #include "core/base/units.h"
+#include "core/memory/proofs.h"
 #include "driver/faulty_driver.h"
 #include "testing/allocation_faults.h"
 #include "testing/host_driver.h"
@@ -180,7 +179,7 @@ TEST_F(GraphOrderTest, ANodeIsAskedOnceWhatItDependsOn) {
     Join(kC, kB);
     Join(kA, kC);
     for (const StreamId stream : {kA, kB, kC}) {
-      Steps(order_, reaches[Index(stream) - 1], graphs_.Record(stream));
+      Steps(order_, reaches[static_cast<std::size_t>(stream) - 1], graphs_.Record(stream));
     }
   }
   for (const GraphNode node : launched_) EXPECT_TRUE(Reaches(reaches[0], node));
@@ -198,10 +197,10 @@ TEST_F(GraphOrderTest, AProgrammaticEdgeEmptiesTheReachForGood) {
   GraphOrder::Reach late;
   EXPECT_THAT(Advance(late, kA), IsEmpty());
   EXPECT_TRUE(Reaches(early, before)) << "it has not been told yet";
-  EXPECT_FALSE(early.stopped());
+  EXPECT_FALSE(early.stopped);
   EXPECT_THAT(Advance(early, kA), IsEmpty());
-  EXPECT_TRUE(early.stopped());
-  EXPECT_TRUE(late.stopped());
+  EXPECT_TRUE(early.stopped);
+  EXPECT_TRUE(late.stopped);
   const GraphNode behind = Launch(kA);
   for (GraphOrder::Reach* const reach : {&early, &late}) {
     EXPECT_THAT(Advance(*reach, kA), IsEmpty());
@@ -220,9 +219,9 @@ TEST_F(GraphOrderTest, AProgrammaticEdgeStopsOnlyThoseBehindIt) {
   EXPECT_THAT(Advance(of_b, kB), ElementsAre(b));
   Join(kB, kA);
   Launch(kB);
-  EXPECT_FALSE(of_b.stopped());
+  EXPECT_FALSE(of_b.stopped);
   EXPECT_THAT(Advance(of_b, kB), IsEmpty());
-  EXPECT_TRUE(of_b.stopped());
+  EXPECT_TRUE(of_b.stopped);
   EXPECT_FALSE(Reaches(of_b, b));
 }
 
@@ -247,7 +246,7 @@ TEST_F(GraphOrderTest, SoDoesAProgrammaticFrontier) {
   EXPECT_THAT(Advance(reach, frontier), ElementsAre(node));
   frontier.waits = false;
   EXPECT_THAT(Advance(reach, frontier), IsEmpty());
-  EXPECT_TRUE(reach.stopped());
+  EXPECT_TRUE(reach.stopped);
   EXPECT_FALSE(Reaches(reach, node));
   frontier.waits = true;
   EXPECT_THAT(Advance(reach, frontier), IsEmpty());

@@ -1,9 +1,7 @@
-#include "core/placement/growth.h"
-
 #include <algorithm>
 #include <functional>
 
-#include "core/base/rules.h"
+#include "core/placement/placement.h"
 
 namespace cgp {
 namespace {
@@ -23,12 +21,12 @@ struct Stretch {
 
 class GrowthPlanner {
  public:
-  GrowthPlanner(FreeView& view, Granules length, Slack slack, Streams streams)
+  GrowthPlanner(FreeView& view, Granules length, Slack slack, bool several_streams)
       : view_(view),
         ranges_(view.ranges()),
         page_(view.page_size().count()),
         length_(length.count()),
-        streams_(streams),
+        several_streams_(several_streams),
         free_(view.Handles()),
         fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
         most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
@@ -70,7 +68,14 @@ class GrowthPlanner {
   }
 
   End EndOf(RangeId id, bool at_front) const {
-    const uint64_t reused = FreeAtEnd(view_, id, at_front).count();
+    const RangeTable::Range& range = ranges_.range(id);
+    const uint32_t slots = view_.FreeAtEnd(id, at_front);
+    uint64_t reused = slots * page_;
+    if (slots < range.mapped()) {
+      const Granules edge = at_front ? view_.Head(ranges_.page_at(range.begin() + slots))
+                                     : view_.Tail(ranges_.page_at(range.end() - 1 - slots));
+      reused += edge.count();
+    }
     if (reused < length_) return {id, at_front, reused, reused / page_};
     // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
     return {id, at_front, length_ / page_ * page_, length_ / page_};
@@ -183,8 +188,7 @@ class GrowthPlanner {
   // As large as suits the pool and, where one stream alone needs them, the block.
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
-    if (streams_ == Streams::kOne) return MostHandlePages(pool_pages, pages);
-    return MostHandlePages(pool_pages, pool_pages);
+    return MostHandlePages(pool_pages, several_streams_ ? pool_pages : pages);
   }
 
   // Of equals the one that was considered first is best.
@@ -218,7 +222,7 @@ class GrowthPlanner {
   const RangeTable& ranges_;
   const uint64_t page_;    // in granules
   const uint64_t length_;  // in granules
-  const Streams streams_;
+  const bool several_streams_;
   const FreeHandles& free_;
   const Stretch fresh_;  // a new range
   const uint64_t most_whole_;
@@ -246,10 +250,8 @@ void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handle
 }
 
 Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
-  const auto page = static_cast<int64_t>(page_size.count());
-  const int64_t granule = static_cast<int64_t>(Index(first)) * page + start;
-  return {SlotId(static_cast<uint32_t>(granule / page)),
-          Granules(static_cast<uint64_t>(granule % page))};
+  const auto before = static_cast<int64_t>(Index(first) * page_size.count());
+  return Placement::OfGranule(static_cast<uint64_t>(before + start), page_size);
 }
 
 std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
@@ -266,8 +268,8 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
   return ahead;
 }
 
-GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, Streams streams) {
-  return GrowthPlanner(view, length, slack, streams).Plan();
+GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, bool several_streams) {
+  return GrowthPlanner(view, length, slack, several_streams).Plan();
 }
 
 }  // namespace cgp
