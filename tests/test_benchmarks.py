@@ -423,6 +423,7 @@ def test_a_script_that_measures_apart(tmp_path: Path, monkeypatch: pytest.Monkey
         ("capture_parts", "docs/performance.md"),
         ("combinations", "docs/combinations.md"),
         ("const_memory", "docs/performance.md"),
+        ("unseen", "docs/performance.md"),
         ("footprint", "docs/footprint.md"),
         ("graph_runner", "docs/performance.md"),
         ("multi_stream", "docs/performance.md"),

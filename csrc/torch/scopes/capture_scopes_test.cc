@@ -277,7 +277,7 @@ TEST_F(GraphScopesTest, TheBaseKnowsWhetherOursAreCapturing) {
 TEST_F(GraphScopesTest, ACaptureMayPauseItsRoute) {
   Graph graph(*this, id_, 7);
   graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
+  DataPtr inside = allocator_.allocate(1000);
   allocator_.endAllocateToPool(
       device_, id_);  // a conditional node: its body is captured on a stream of its own
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
@@ -298,6 +298,11 @@ TEST_F(GraphScopesTest, ACaptureMayPauseItsRoute) {
   Graph next(*this, id_, 8);  // the scope has ended
   next.Begin();
   next.End();
+  graph.Reset();
+  next.Reset();
+  inside.clear();
+  allocator_.emptyCache();
+  EXPECT_THAT(pools().ids(), ::testing::IsEmpty());
 }
 
 TEST_F(GraphScopesTest, APausedCaptureIsNobodyElses) {
