@@ -139,6 +139,8 @@ class KindReader {
     };
     const bool all_told =
         AddAll(kLaunchAttributes, api().cuGraphKernelNodeGetAttribute.name, 0, add);
+    // No attribute has this number: without an end they could be read as the nodes that follow.
+    Append(kind_.key, CU_LAUNCH_ATTRIBUTE_IGNORE);
     // A library launches a function with what suits that function.
     if (!all_told) Append(kind_.key, FunctionOf(kernel));
   }

@@ -1,6 +1,7 @@
 // Which graphs are alike, of graphs that are made up.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <functional>
 #include <set>
 #include <string>
@@ -148,6 +149,32 @@ TEST_F(GraphKindTest, WhatALaunchWasAskedForMakesADifference) {
   ExpectOther("the whole value", [](FakeGraph& g) {
     g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION].clusterDim = {1, 1, 2};
   });
+}
+
+// Both are told by small numbers.
+TEST_F(GraphKindTest, AnAttributeIsNotTakenForTheNodesThatFollow) {
+  std::array<FakeFunction, 3> functions;
+  functions[1].attributes = {{CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 2},
+                             {CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, 1}};
+  functions[2].attributes = {{CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 2},
+                             {CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET, 1},
+                             {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT, 2},
+                             {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH, 1},
+                             {CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, 5}};
+  FakeNode memset;
+  memset.type = CU_GRAPH_NODE_TYPE_MEMSET;
+  memset.memset.height = 1;
+  std::array<FakeNode, 3> kernels;
+  for (size_t i = 0; i < kernels.size(); ++i) {
+    kernels[i].type = CU_GRAPH_NODE_TYPE_KERNEL;
+    kernels[i].kernel.func = reinterpret_cast<CUfunction>(&functions[i]);
+  }
+  FakeNode cooperative = kernels[0];
+  cooperative.attributes[CU_LAUNCH_ATTRIBUTE_COOPERATIVE] = Value(1);
+  const FakeNode empty;
+  EXPECT_NE(
+      KindOf({.nodes = {cooperative, memset, memset, memset, empty}, .edges = {}}).key,
+      KindOf({.nodes = {kernels[0], memset, kernels[0], kernels[1], kernels[2]}, .edges = {}}).key);
 }
 
 TEST_F(GraphKindTest, AttributesThatSayNothingMakeNoDifference) {
