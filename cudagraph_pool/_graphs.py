@@ -364,6 +364,7 @@ class graph:  # noqa: N801
         if own_workspace:
             self._stream = pool._own_stream
         self._before: torch.cuda.Stream | None = None
+        self._held: object = None
         self._context = self._new_context(capture_error_mode)
 
     def __enter__(self) -> None:
@@ -382,7 +383,9 @@ class graph:  # noqa: N801
             self._execs = self._pool._exec_cache()
             self._kept_template = _shared_exec.capture_template(self._graph)
         try:
-            self._hold_workspaces()  # what was lost of them is there again
+            # What was lost of them is there again, and what is there stays: another graph may go
+            # while this one is captured.
+            self._held = self._hold_workspaces()
             self._context.__enter__()
         except BaseException:
             self._clean_up(before)
@@ -396,6 +399,7 @@ class graph:  # noqa: N801
         traceback: TracebackType | None,
     ) -> None:
         before, self._before = self._before, None
+        held, self._held = self._held, None
         try:
             self._context.__exit__(exc_type, exc_value, traceback)
         except BaseException:
@@ -409,7 +413,7 @@ class graph:  # noqa: N801
                 before.wait_stream(self._context.capture_stream)
             # As long as the graph is there, the stream is no other pool's own, and cuBLAS's
             # workspace is not freed: from torch 2.12 to 2.14 any graph that goes frees it.
-            self._graph._keeps = self._context.capture_stream, self._hold_workspaces()
+            self._graph._keeps = self._context.capture_stream, held, self._hold_workspaces()
         except BaseException:
             self._graph.reset()
             self._clean_up(before)

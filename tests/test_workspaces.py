@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import struct
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -170,3 +171,36 @@ def test_a_stream_is_one_pools_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     del graph
     gc.collect()
     assert new_pool()._own_stream.cuda_stream == 0x10
+
+
+def test_what_a_capture_has_computed_in_stays_whoever_goes_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Workspace: ...
+
+    class Context(SimpleNamespace):
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None: ...
+
+    by_stream = {0x10: Workspace()}  # torch's map
+    was_there = weakref.ref(by_stream[0x10])
+    stream = SimpleNamespace(cuda_stream=0x10)
+    capture = _graphs.graph.__new__(_graphs.graph)
+    made: Any = capture
+    made._graph, made._execs, made._shared_exec = SimpleNamespace(), None, False
+    made._context = Context(capture_stream=stream)
+    made._pool = SimpleNamespace(_require_open=lambda: None)
+    made._adapter = SimpleNamespace(hold_workspaces=lambda stream: [by_stream[stream]])
+    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: None)
+    monkeypatch.setattr(_graphs.graph, "_check_devices", lambda self: None)
+    monkeypatch.setattr(_graphs.graph, "_current_stream", lambda self: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with capture:
+        by_stream[0x10] = Workspace()  # another graph went, and this one goes on
+    graph = made._graph
+    del made, capture
+    assert was_there() is not None
+    del graph
+    gc.collect()
+    assert was_there() is None
