@@ -68,7 +68,7 @@ same_declarations() {
   [ -z "$others" ] || { echo "$1/ATen/autocast_mode.h does not declare $others" >&2 && exit 1; }
 }
 
-# same_workspaces INCLUDE RELEASE: whether torch has the map and the mutex that torch_workspaces.cc says it has.
+# same_workspaces INCLUDE RELEASE: whether torch has the map and the mutex that workspaces.h says it has.
 same_workspaces() {
   local workspace='std::pair<at::DataPtr, size_t>' minor=${2#2.}
   [ "${minor%%.*}" -ge 13 ] || workspace=at::DataPtr

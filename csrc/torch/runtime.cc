@@ -5,12 +5,14 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <c10/util/Exception.h>
+#include <dlfcn.h>
 
 #include <atomic>
 #include <stdexcept>
 #include <string>
 
 #include "driver/cuda_driver.h"
+#include "torch/workspaces.h"
 
 namespace cgp {
 namespace {
@@ -93,6 +95,21 @@ void EndHostRoute(c10::MempoolId_t id) {
     at::getHostAllocator(at::kCUDA)->end_allocate_to_pool(id);
   } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): torch closed it
   }
+}
+
+TorchWorkspaces FindWorkspaces(bool of_cublaslt) {
+  // torch has loaded it. By name at run time, as wheels are built without so large a library.
+  void* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  const auto find = [&](const char* of_cublas, const char* lt) {
+    return library == nullptr ? nullptr : dlsym(library, of_cublaslt ? lt : of_cublas);
+  };
+  auto* const map = reinterpret_cast<WorkspaceMap& (*)()>(
+      find("_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
+           "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"));
+  auto* const size = reinterpret_cast<size_t (*)()>(
+      find("_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"));
+  if (map == nullptr || size == nullptr) return {};
+  return {.workspaces = &map(), .bytes = size()};
 }
 
 }  // namespace cgp

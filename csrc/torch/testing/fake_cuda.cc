@@ -175,6 +175,9 @@ void EndHostRoute(c10::MempoolId_t id) {
   const std::lock_guard lock(fake_cuda::mutex);
   fake_cuda::host_routes.push_back(id);
 }
+TorchWorkspaces FindWorkspaces(bool of_cublaslt) {
+  return {of_cublaslt ? &fake_cuda::lt_workspaces : &fake_cuda::workspaces, 4096};
+}
 RelaxedCaptureMode::RelaxedCaptureMode() : changed_(false) {}
 RelaxedCaptureMode::~RelaxedCaptureMode() = default;
 

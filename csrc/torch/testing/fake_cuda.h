@@ -15,6 +15,7 @@
 
 #include "testing/host_driver.h"
 #include "torch/runtime.h"
+#include "torch/workspaces.h"
 
 namespace cgp::fake_cuda {
 
@@ -43,6 +44,9 @@ CaptureId ActiveCapture(cudaStream_t stream);
 
 // The arguments of EndHostRoute().
 std::vector<c10::MempoolId_t> ended_host_routes();
+
+// What FindWorkspaces() finds.
+inline WorkspaceMap workspaces, lt_workspaces;
 
 // How often the adapter and the filters asked CUDA for the capture of a stream, and of this one;
 // the pools ask their driver. IsCapturing(), which may be asked of any stream, does not count.
