@@ -18,11 +18,10 @@ using Held = std::shared_ptr<Workspace>;
   to.second = from.second;
 }
 
-// What the map gets in place of what is held: the same bytes.
-Workspace Lend(const Held& held) {
-  const at::DataPtr& data = DataOf(*held);
+// The same bytes for a map, which keep what is held. Of `data`, which is or will be held.
+Workspace Lend(const Held& held, const Workspace& workspace, at::DataPtr& data) {
   Workspace lent;
-  SetSize(lent, *held);
+  SetSize(lent, workspace);
   DataOf(lent) = at::DataPtr(
       data.get(), new Held(held), [](void* context) { delete static_cast<Held*>(context); },
       data.device());
@@ -32,34 +31,45 @@ Workspace Lend(const Held& held) {
 // Of one map: what graphs hold of it, as long as they do.
 class Holder {
  public:
-  // pre: the map is locked.
-  void Restore(WorkspaceMap& from) {
+  // Who frees a workspace may wait for what the holder of the map's lock waits for, so what may end
+  // here goes to `until_unlocked`. pre: the map is locked.
+  void Hold(WorkspaceMap& in, uintptr_t stream, std::vector<Held>& all,
+            std::vector<Held>& until_unlocked) {
     std::erase_if(held_, [](const auto& entry) { return entry.second.expired(); });
     for (const auto& [key, weak] : held_) {
-      const Held held = weak.lock();
-      if (held != nullptr && !from.map.contains(key)) from.map.emplace(key, Lend(held));
+      if (!IsOf(stream, key) || in.map.contains(key)) continue;
+      const Held& held = until_unlocked.emplace_back(weak.lock());
+      if (held != nullptr) in.map.emplace(key, Lend(held, *held, DataOf(*held)));
     }
-  }
-
-  // pre: as above.
-  void Hold(WorkspaceMap& from, uintptr_t stream, std::vector<Held>& all) {
-    for (auto& [key, workspace] : from.map) {
-      if (reinterpret_cast<uintptr_t>(std::get<1>(key)) != stream) continue;
+    for (auto& [key, workspace] : in.map) {
+      if (!IsOf(stream, key)) continue;
       std::weak_ptr<Workspace>& weak = held_[key];
-      Held held = weak.lock();
+      Held& held = until_unlocked.emplace_back(weak.lock());
       if (held == nullptr || DataOf(*held).get() != DataOf(workspace).get()) {
-        held = std::make_shared<Workspace>();
-        SetSize(*held, workspace);
-        std::swap(DataOf(*held), DataOf(workspace));
-        weak = held;
-        workspace = Lend(held);
+        weak = all.emplace_back(Take(workspace));
+      } else {
+        all.push_back(held);
       }
-      all.push_back(std::move(held));
     }
   }
 
  private:
-  std::map<std::tuple<void*, void*>, std::weak_ptr<Workspace>> held_;
+  using Key = std::tuple<void*, void*>;
+  static bool IsOf(uintptr_t stream, const Key& key) {
+    return reinterpret_cast<uintptr_t>(std::get<1>(key)) == stream;
+  }
+
+  // The map's has the same bytes afterwards, of what is returned.
+  static Held Take(Workspace& from) {
+    auto held = std::make_shared<Workspace>();
+    SetSize(*held, from);
+    Workspace lent = Lend(held, from, DataOf(from));
+    std::swap(DataOf(*held), DataOf(from));  // nothing fails from here on
+    from = std::move(lent);
+    return held;
+  }
+
+  std::map<Key, std::weak_ptr<Workspace>> held_;
 };
 
 }  // namespace
@@ -81,14 +91,13 @@ std::vector<std::tuple<uintptr_t, size_t, uintptr_t>> BlasWorkspaces() {
 std::vector<std::shared_ptr<Workspace>> HoldWorkspaces(uintptr_t stream) {
   static std::mutex mutex;
   static Holder holders[2];
-  std::vector<Held> all;
+  std::vector<Held> all, until_unlocked;
   const std::lock_guard lock(mutex);
   for (const bool of_cublaslt : {false, true}) {
     WorkspaceMap* const of = FindWorkspaces(of_cublaslt).workspaces;
     if (of == nullptr) continue;
     const std::unique_lock map_lock(of->mutex);
-    holders[of_cublaslt].Restore(*of);
-    holders[of_cublaslt].Hold(*of, stream, all);
+    holders[of_cublaslt].Hold(*of, stream, all, until_unlocked);
   }
   return all;
 }

@@ -45,7 +45,8 @@ TorchWorkspaces FindWorkspaces(bool of_cublaslt);
 std::vector<std::tuple<uintptr_t, size_t, uintptr_t>> BlasWorkspaces();
 
 // Those of the stream, which live as long as what is returned or torch's map has them. What was
-// returned before, lives and has left the maps is there again first.
+// returned before, lives and has left the maps is there again first. Throws std::bad_alloc; then
+// the maps hold what they held.
 std::vector<std::shared_ptr<Workspace>> HoldWorkspaces(uintptr_t stream);
 
 }  // namespace cgp

@@ -93,7 +93,9 @@ TEST_F(WorkspacesTest, WhoCapturesNextFindsWhatIsHeld) {
   Held held = HoldWorkspaces(kStream);
   Clear(kStream);
   EXPECT_THAT(BlasWorkspaces(), IsEmpty());
-  HoldWorkspaces(kOther);  // of whichever stream
+  HoldWorkspaces(kOther);
+  EXPECT_THAT(BlasWorkspaces(), IsEmpty()) << "another stream's";
+  HoldWorkspaces(kStream);
   EXPECT_THAT(BlasWorkspaces(), ElementsAre(std::tuple(0x1000, 4096, kStream)));
   held.reset();
   EXPECT_THAT(alive, ElementsAre(0x1000)) << "the map's again";

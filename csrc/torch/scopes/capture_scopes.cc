@@ -79,7 +79,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
     if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
     Hold(*pools, id, pool);
   };
-  if (kind == ScopeKind::kCapture && routes_.Resume(route, stream, hold)) {
+  if (kind == ScopeKind::kCapture && routes_.Resume(route, stream, graphs.has_value(), hold)) {
     if (pools != nullptr) return;
     return OrUndo([&] { base_->beginAllocateToPool(device, id, route.filter); },
                   [&] { routes_.Pause(device, pool); });
@@ -226,6 +226,7 @@ void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
   const auto ours = FindOurs(device, id);
   // Who has no base is not told by an error that torch releases once too often.
   if (base_ == nullptr && (!ours || ours->pools->set.UseCount(ours->id) == 0)) return;
+  if (ours && routes_.TakeResumption(device, ours->id)) return;
   if (ours) return Drop(*ours->pools, id, ours->id);
   base_->releasePool(device, id);
   // What is not forgotten now is the next time.

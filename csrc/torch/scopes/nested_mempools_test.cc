@@ -222,6 +222,39 @@ TEST_F(NestedTest, SoItIsForAGraphWhoseRouteIsPausedMeanwhile) {
   graph.Reset();
 }
 
+TEST_F(NestedTest, AScopeInItsOwnPoolWhileItIsPausedTakesNoUserFromAGraph) {
+  Graph graph(*this, other_, 7);
+  graph.Begin();
+  allocator_.allocate(kPage).clear();
+  allocator_.endAllocateToPool(device_, other_);
+  for (int times = 0; times < 2; ++times) AllocateNested(other_).clear();
+  allocator_.beginAllocateToPool(device_, other_, ThisThread());
+  EXPECT_EQ(Users(other_), 1);
+  graph.End();
+  allocator_.emptyCache();
+  EXPECT_EQ(Reserved(other_), kPage) << "its replays write there";
+  graph.Reset();
+  allocator_.emptyCache();
+  EXPECT_EQ(Reserved(other_), 0u);
+}
+
+TEST_F(NestedTest, AnotherGraphOfItsThreadDoesNotGoOnWithAGraphsPausedRoute) {
+  Graph graph(*this, other_, 7), beside(*this, {0, 3}, 8);
+  graph.Begin();
+  allocator_.allocate(kPage).clear();
+  allocator_.endAllocateToPool(device_, other_);
+  current_stream = Stream(2);
+  beside.Begin();
+  EXPECT_THROW(Enter(other_), UsageError) << "nothing would keep its memory for the other";
+  beside.End();
+  current_stream = Stream(1);
+  allocator_.beginAllocateToPool(device_, other_, graph.Filter());
+  graph.End();
+  EXPECT_EQ(Users(other_), 1);
+  graph.Reset();
+  beside.Reset();
+}
+
 TEST_F(NestedTest, AnotherGraphOfItsThreadDoesNotGoOnWithAScope) {
   std::optional<MemPool> mempool(std::in_place, *this, id_);
   Graph first(*this, other_, 7), second(*this, {0, 3}, 8);

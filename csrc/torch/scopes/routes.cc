@@ -168,13 +168,16 @@ bool RouteTable::Pause(DeviceIndex device, PoolId id) {
   return true;
 }
 
-bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold) {
+bool RouteTable::Resume(const Route& anew, cudaStream_t stream, bool of_another_graph,
+                        const std::function<void()>& hold) {
   const std::lock_guard lock(mutex_);
   Route* const route = Find(anew.device, anew.id);
   if (route == nullptr || !route->paused) return false;
+  if (of_another_graph && !route->nested) return false;
   if (!MayResume(*route, stream, anew)) return false;
   StreamFilter filter = anew.filter;
   if (route->nested) hold();
+  route->resumed = !route->nested;
   route->filter.swap(filter);
   route->paused = false;
   // What is nested takes before what began meanwhile, another capture of the thread say.
@@ -184,6 +187,13 @@ bool RouteTable::Resume(const Route& anew, cudaStream_t stream, const std::funct
   }
   NoteChange();
   return true;
+}
+
+bool RouteTable::TakeResumption(DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(mutex_);
+  Route* const route = Find(device, id, /*paused=*/true);
+  return route != nullptr && route->paused && route->IsOwn() &&
+         std::exchange(route->resumed, false);
 }
 
 void RouteTable::AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const {

@@ -65,7 +65,8 @@ struct Route : Target {
   std::optional<CaptureId> origins_capture = std::nullopt;
   bool begun = false;
   bool over = false;
-  bool paused = false;  // ended while its capture goes on: matches nothing until it is begun again
+  bool paused = false;   // ended while its capture goes on: matches nothing until it is begun again
+  bool resumed = false;  // begun again, by its graph or by use_mem_pool(): who releases it tells
   // Ended while its graph may still do so, and its capture is known to have failed: only since 2.14
   // does the graph end it then. Or nested: its thread does.
   bool failed = false;
@@ -101,12 +102,16 @@ class RouteTable {
   // if there is no such route, or its capture is over; Resume() returns false if the route
   // is not paused, or if it is not its capture that wants it back: the filter does not take the
   // stream that it began on (a nested one's takes any), and `stream`, the calling thread's, is not
-  // in it, nor captures (a body, then) in the thread that began the route. `anew` is as if begun
-  // now. `hold` adds a user, before the route is there again, which it is not if that throws. A
-  // graph that goes on is the user that it was: it releases its pool once. torch.cuda.use_mem_pool
-  // does so each time.
+  // in it, nor captures (a body, then) in the thread that began the route. What is captured by
+  // another graph never takes back a graph's. `anew` is as if begun now. `hold` adds a user to what
+  // is nested, before the route is there again, which it is not if that throws: use_mem_pool()
+  // releases it each time. A graph that goes on is the user that it was and releases its pool once.
+  // What is not nested may be either, so TakeResumption() tells the release of a paused route's
+  // pool, by the thread that had begun it again, whether it ends that and is no user's.
   bool Pause(DeviceIndex device, PoolId id);
-  bool Resume(const Route& anew, cudaStream_t stream, const std::function<void()>& hold);
+  bool Resume(const Route& anew, cudaStream_t stream, bool of_another_graph,
+              const std::function<void()>& hold);
+  bool TakeResumption(DeviceIndex device, PoolId id);
 
   // Another thread that has a capture route on the stream while this does not capture is about to
   // begin the capture or to end the route, or it has failed. Waits, without the lock, until it has

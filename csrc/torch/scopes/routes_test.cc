@@ -41,7 +41,7 @@ class RouteTableTest : public ::testing::Test {
   }
 
   bool Resume(PoolId id, StreamFilter filter, cudaStream_t stream) {
-    return table_.Resume(CaptureRoute(id, std::move(filter), stream), stream, [] {});
+    return table_.Resume(CaptureRoute(id, std::move(filter), stream), stream, false, [] {});
   }
 
   // How often `call` asks CUDA.
