@@ -136,10 +136,7 @@ class PoolSet {
   std::map<PoolId, Gauge> ReservedByPool() const;
   // Whether a peak of Usage(), but for what is free, has risen since this was asked last. Takes no
   // lock.
-  bool TakeNewPeak() {
-    return new_peak_.load(std::memory_order_relaxed) &&
-           new_peak_.exchange(false, std::memory_order_acq_rel);
-  }
+  bool TakeNewPeak() { return HasNewPeak() && new_peak_.exchange(false); }
   bool HasNewPeak() const { return new_peak_.load(std::memory_order_relaxed); }
   // As if one had.
   void NoteNewPeak() { new_peak_.store(true, std::memory_order_release); }

@@ -525,7 +525,6 @@ TEST(PoolSetLimitTest, SaysWhatIsHeldAndWhatWasAskedFor) {
   set.BeginScope(kOne, ScopeKind::kCapture);
   set.Allocate(kOne, 6 * kPage, kA);
   const std::string text = MessageOf<OutOfMemoryError>([&] { set.Allocate(kOne, 12345, kA); });
-  EXPECT_THAT(text, HasSubstr(ToString(kOne)));
   EXPECT_THAT(text, HasSubstr("12345")) << "what was asked for";
   EXPECT_THAT(text, HasSubstr("device 3"));
   EXPECT_EQ(set.Stats(kOne).pages, 6U);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
-#include <utility>
 
 #include "core/base/error.h"
 #include "core/memory/range_table.h"

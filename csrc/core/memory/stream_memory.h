@@ -55,7 +55,6 @@ struct alignas(64) LiveBlock {
   // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
   // outside of captures.
   bool eager = false;
-  bool pinned = true;              // its range is
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }
@@ -149,8 +148,6 @@ class StreamMemory {
   std::size_t AddView(StreamId stream);
   std::optional<std::size_t> FindTenure(const LiveBlock& live) const;
   void WaitForReplays(StreamId stream);
-  template <typename Function>
-  void ForEachCaptured(Function&& function);
   void HoldCaptured();
   bool OpenFences(FenceTable::Opened opened);
 
