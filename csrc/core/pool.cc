@@ -67,8 +67,8 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
   live.eager = memory_.scope() == ScopeKind::kEager;
   placer_.Place(memory_.BeginTake(live, capture), live, stats_);
   live.block.address = ranges_.AddressOf(live.site);
-  some_are_unpinned_ |= live.eager;
-  if (!live.eager) ranges_.Pin(live.site.slot);
+  live.pinned = !live.eager;
+  if (live.pinned) ranges_.Pin(live.site.slot);
   const Block block = live.block;
   List(std::move(live));
   stats_.peak_allocated_bytes = std::max(stats_.peak_allocated_bytes, stats_.allocated_bytes);
@@ -252,7 +252,8 @@ void Pool::GiveBack() {
   stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   memory_.OpenAll();
   ranges_.UnpinAll();
-  some_are_unpinned_ = true;
+  blocks_.ForEach([](Address, LiveBlock& live) { live.pinned = false; });
+  unpinned_ = blocks_.size();
   identity_ = std::move(next_identity_);
   if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
 }
@@ -316,14 +317,17 @@ void Pool::Check() const {
   memory_.Check();
   uint64_t allocated = 0;
   uint64_t requested = 0;
+  uint64_t unpinned = 0;
   blocks_.ForEach([&](Address address, const LiveBlock& live) {
     CGP_CHECK(address == live.block.address);
     CGP_CHECK(address == ranges_.AddressOf(live.site));
     allocated += live.block.bytes;
     requested += live.block.requested_bytes;
-    CGP_CHECK(some_are_unpinned_ || ranges_.range(ranges_.range_of(live.site.slot)).pinned);
+    unpinned += live.pinned ? 0 : 1;
+    CGP_CHECK(!live.pinned || ranges_.range(ranges_.range_of(live.site.slot)).pinned);
   });
   CGP_CHECK(allocated == stats_.allocated_bytes && requested == stats_.requested_bytes);
+  CGP_CHECK(unpinned == unpinned_);
 }
 
 LiveBlock& Pool::Known(Address address) {
@@ -337,8 +341,11 @@ LiveBlock& Pool::Known(Address address) {
 
 // The graph may use what lives when its capture ends.
 void Pool::PinLive() {
-  if (!std::exchange(some_are_unpinned_, false)) return;
-  blocks_.ForEach([&](Address, const LiveBlock& live) { ranges_.Pin(live.site.slot); });
+  if (std::exchange(unpinned_, 0) == 0) return;
+  blocks_.ForEach([&](Address, LiveBlock& live) {
+    ranges_.Pin(live.site.slot);
+    live.pinned = true;
+  });
 }
 
 // Puts the block into the books, and takes it out. pre: there is room.
@@ -346,6 +353,7 @@ void Pool::List(LiveBlock&& live) {
   stats_.allocated_bytes += live.block.bytes;
   stats_.requested_bytes += live.block.requested_bytes;
   ++stats_.allocations;
+  unpinned_ += live.pinned ? 0 : 1;
   const Address address = live.block.address;
   blocks_.Insert(address, std::move(live));
 }
@@ -355,6 +363,7 @@ void Pool::Unlist(const LiveBlock& live) {
   stats_.allocated_bytes -= live.block.bytes;
   stats_.requested_bytes -= live.block.requested_bytes;
   ++stats_.frees;
+  unpinned_ -= live.pinned ? 0 : 1;
   blocks_.Erase(live.block.address);
 }
 

@@ -139,7 +139,7 @@ class Pool {
   RangeTable ranges_;
   StreamMemory memory_;
   Placer placer_;
-  bool some_are_unpinned_ = false;                    // ranges of live blocks, maybe
+  uint64_t unpinned_ = 0;                             // live blocks that are not pinned
   uint64_t mapping_limit_ = kLeastMappingLimit;       // beyond which mappings are looked through
   std::shared_ptr<RangeTable::Shrinking> shrinking_;  // what is prepared
   PoolStats stats_;                                   // what Stats() does not derive

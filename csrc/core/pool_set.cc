@@ -194,11 +194,6 @@ std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
   return owner->pool.Pieces(address);
 }
 
-std::optional<PoolId> PoolSet::PoolOf(Address address) const {
-  const std::optional<Owned> owned = At(address);
-  return owned ? std::optional(owned->id) : std::nullopt;
-}
-
 bool PoolSet::HasReserved(Address address) const {
   const std::lock_guard lock(mutex_);
   return MemberAround(address) != nullptr;

@@ -96,8 +96,6 @@ class PoolSet {
   // addresses. Throws UsageError if none does.
   std::vector<PhysicalPiece> Pieces(Address address) const;
 
-  // The pool of the live block that starts at `address`.
-  std::optional<PoolId> PoolOf(Address address) const;
   // Whether `address` lies in a pool's memory, be it in no live block.
   bool HasReserved(Address address) const;
 

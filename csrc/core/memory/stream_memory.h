@@ -55,6 +55,7 @@ struct alignas(64) LiveBlock {
   // Some work on it was not captured: it was allocated in an eager scope, or another stream used it
   // outside of captures.
   bool eager = false;
+  bool pinned = true;              // its range is
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }
