@@ -157,9 +157,6 @@ class PoolSet:
     def find(self, address: int, /) -> Block | None:
         """The live block that holds ``address``."""
 
-    def pool_of(self, address: int, /) -> PoolId | None:
-        """The pool of the live block that starts at ``address``."""
-
     def pieces(self, address: int, /) -> list[tuple[int, int, int]]:
         """The physical bytes behind the block that starts at ``address``: (page, offset, length) by
         address.

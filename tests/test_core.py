@@ -31,13 +31,11 @@ def test_block_and_its_pieces(pools: PoolSet) -> None:
     assert (block.bytes, block.requested_bytes, block.stream) == (1024, 1000, 7)
     assert block.address % 512 == 0
     assert pools.pieces(block.address) == [(0, 0, 1024)]
-    assert pools.pool_of(block.address) == POOL
     found = pools.find(block.address + 1023)
     assert found is not None
     assert found.address == block.address
     pools.free(block.address)
     assert pools.find(block.address) is None
-    assert pools.pool_of(block.address) is None
 
 
 def test_stats_and_snapshot(pools: PoolSet) -> None:

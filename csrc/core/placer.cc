@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/placement/placement.h"
 
 namespace cgp {
 namespace {
@@ -262,7 +261,7 @@ void Placer::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {
   } catch (const DriverError&) {
     text += " does not say what it has free";
   }
-  throw OutOfMemoryError(text + ". " + std::string(reason), bytes);
+  throw OutOfMemoryError(text + ". " + std::string(reason));
 }
 
 }  // namespace cgp

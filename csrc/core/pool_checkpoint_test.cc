@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/checkpoint_test_set.h"
 #include "core/pool_values.h"
+#include "testing/pool_of.h"
 
 namespace cgp {
 namespace {
@@ -226,7 +227,7 @@ TEST_F(PoolCheckpointTest, OtherPoolsAreLeftAlone) {
   const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
   Capture(2);
   set_.Restore(kId, checkpoint);
-  EXPECT_EQ(set_.PoolOf(other.address), kOther);
+  EXPECT_EQ(PoolOf(set_, other.address), kOther);
   EXPECT_TRUE(Holds(other, 7));
   set_.Free(other.address);
   set_.EndScope(kOther);
@@ -243,10 +244,10 @@ TEST_F(PoolCheckpointTest, RevivedBlocksAreFreedOnceAndDroppedOnesNeverMore) {
   const Block dropped = AllocateIn(ScopeKind::kCapture, 9 * kPage);
   set_.Restore(kId, checkpoint);
 
-  EXPECT_EQ(set_.PoolOf(revived.address), kId);
+  EXPECT_EQ(PoolOf(set_, revived.address), kId);
   EXPECT_EQ(set_.At(revived.address)->block, revived);
   EXPECT_EQ(set_.Find(revived.address + kPage), revived);
-  EXPECT_EQ(set_.PoolOf(dropped.address), std::nullopt);
+  EXPECT_EQ(PoolOf(set_, dropped.address), std::nullopt);
   EXPECT_EQ(set_.TryFree(dropped.address), std::nullopt);
   EXPECT_FALSE(set_.TryRecordUse(dropped.address, kB));
   EXPECT_EQ(set_.TryFree(revived.address), revived);

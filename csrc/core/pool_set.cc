@@ -115,13 +115,9 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
   Block block;
   try {
     block = member.pool.Allocate(bytes, stream, capture, whole_pages);
-  } catch (const std::exception& error) {
+  } catch (...) {
     if (Count(member)) NoteNewPeak();  // by what an undo failed to give back
-    if (dynamic_cast<const OutOfMemoryError*>(&error) == nullptr) throw;
-    throw OutOfMemoryError(std::string(error.what()) + " [pool " + ToString(id) +
-                               ", graphs and other users: " + std::to_string(member.users) +
-                               ", live blocks: " + std::to_string(member.pool.live_blocks()) + "]",
-                           bytes);
+    throw;
   }
   if (MemberAround(block.address) == nullptr) {
     const AddressSpan addresses = *member.pool.ReservationAround(block.address);
@@ -196,11 +192,6 @@ std::vector<PhysicalPiece> PoolSet::Pieces(Address address) const {
   Member* const owner = FindOwner(address);
   if (owner == nullptr) ThrowNoBlock(address);
   return owner->pool.Pieces(address);
-}
-
-std::optional<PoolId> PoolSet::PoolOf(Address address) const {
-  const std::optional<Owned> owned = At(address);
-  return owned ? std::optional(owned->id) : std::nullopt;
 }
 
 bool PoolSet::HasReserved(Address address) const {

@@ -96,8 +96,6 @@ class PoolSet {
   // addresses. Throws UsageError if none does.
   std::vector<PhysicalPiece> Pieces(Address address) const;
 
-  // The pool of the live block that starts at `address`.
-  std::optional<PoolId> PoolOf(Address address) const;
   // Whether `address` lies in a pool's memory, be it in no live block.
   bool HasReserved(Address address) const;
 
@@ -136,10 +134,7 @@ class PoolSet {
   std::map<PoolId, Gauge> ReservedByPool() const;
   // Whether a peak of Usage(), but for what is free, has risen since this was asked last. Takes no
   // lock.
-  bool TakeNewPeak() {
-    return new_peak_.load(std::memory_order_relaxed) &&
-           new_peak_.exchange(false, std::memory_order_acq_rel);
-  }
+  bool TakeNewPeak() { return HasNewPeak() && new_peak_.exchange(false); }
   bool HasNewPeak() const { return new_peak_.load(std::memory_order_relaxed); }
   // As if one had.
   void NoteNewPeak() { new_peak_.store(true, std::memory_order_release); }

@@ -13,6 +13,7 @@
 #include "driver/faulty_driver.h"
 #include "testing/driver_watch.h"
 #include "testing/host_driver.h"
+#include "testing/pool_of.h"
 
 namespace cgp {
 namespace {
@@ -135,8 +136,8 @@ TEST_F(PoolSetTest, ScopesOfDifferentPoolsMayCross) {
   set_->EndScope(kOne);
   const Block two = Allocate(kTwo, kPage);
   End(kTwo);
-  EXPECT_EQ(set_->PoolOf(one.address), kOne);
-  EXPECT_EQ(set_->PoolOf(two.address), kTwo);
+  EXPECT_EQ(PoolOf(*set_, one.address), kOne);
+  EXPECT_EQ(PoolOf(*set_, two.address), kTwo);
 }
 
 TEST_F(PoolSetTest, AllocatesOnlyInAnOpenScope) {
@@ -199,12 +200,12 @@ TEST_F(PoolSetTest, FindsBlocksByAnyAddressAndPoolsByTheFirst) {
   const Block two = Allocate(kTwo, 3 * kPage, kB);
   EXPECT_EQ(set_->Find(one.address + kPage)->address, one.address);
   EXPECT_EQ(set_->Find(two.address + 3 * kPage - 1)->stream, kB);
-  EXPECT_EQ(set_->PoolOf(two.address), kTwo);
-  EXPECT_EQ(set_->PoolOf(two.address + 512), std::nullopt);
+  EXPECT_EQ(PoolOf(*set_, two.address), kTwo);
+  EXPECT_EQ(PoolOf(*set_, two.address + 512), std::nullopt);
   EXPECT_EQ(set_->Find(0), std::nullopt);
   set_->Free(one.address);
   EXPECT_EQ(set_->Find(one.address), std::nullopt);
-  EXPECT_EQ(set_->PoolOf(one.address), std::nullopt);
+  EXPECT_EQ(PoolOf(*set_, one.address), std::nullopt);
   End(kTwo);
 }
 
@@ -525,7 +526,6 @@ TEST(PoolSetLimitTest, SaysWhatIsHeldAndWhatWasAskedFor) {
   set.BeginScope(kOne, ScopeKind::kCapture);
   set.Allocate(kOne, 6 * kPage, kA);
   const std::string text = MessageOf<OutOfMemoryError>([&] { set.Allocate(kOne, 12345, kA); });
-  EXPECT_THAT(text, HasSubstr(ToString(kOne)));
   EXPECT_THAT(text, HasSubstr("12345")) << "what was asked for";
   EXPECT_THAT(text, HasSubstr("device 3"));
   EXPECT_EQ(set.Stats(kOne).pages, 6U);

@@ -180,7 +180,6 @@ TEST(PoolLimitTest, RunsOutWithNumbersAndGoesOnAfterwards) {
     pool.Allocate(5 * 4096, kA);
     FAIL() << "there are only ten pages";
   } catch (const OutOfMemoryError& error) {
-    EXPECT_EQ(error.requested_bytes(), 5U * 4096);
     EXPECT_THAT(error.what(), HasSubstr("20480"));
   }
   EXPECT_EQ(pool.Stats().pages, 6U);

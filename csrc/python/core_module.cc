@@ -90,7 +90,6 @@ void BindPoolSet(py::module_& module) {
       .def("free", &PoolSet::Free)
       .def("record_use", &PoolSet::RecordUse)
       .def("find", &PoolSet::Find)
-      .def("pool_of", &PoolSet::PoolOf)
       .def("pieces", &PoolSet::Pieces)
       .def("trim", [](PoolSet& set) { return set.Trim(); })
       .def("trimmable_bytes", &PoolSet::TrimmableBytes)

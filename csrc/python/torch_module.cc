@@ -134,7 +134,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("pool_of", [](DeviceIndex device, uint64_t address) -> std::optional<PoolId> {
     for (cgp::DevicePools* const pools : PoolsOf(device)) {
-      if (const auto id = pools->set.PoolOf(address)) return id;
+      if (const auto owned = pools->set.At(address)) return owned->id;
     }
     return std::nullopt;
   });

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "testing/pool_of.h"
 
 namespace cgp {
 using enum Step::Kind;
@@ -409,7 +410,7 @@ void FuzzSession::RefusesAddress(Address address) {
   const PoolModel::LiveBlock* holder = model_.Holding(address);
   if (set_.Find(address).has_value() != (holder != nullptr))
     Complain("Find() finds a wild address");
-  if (set_.PoolOf(address)) Complain("PoolOf() takes a wild address");
+  if (PoolOf(set_, address)) Complain("PoolOf() takes a wild address");
 }
 
 void FuzzSession::FreeInside(uint64_t label) {

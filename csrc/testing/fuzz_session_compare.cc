@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "testing/fuzz_session.h"
+#include "testing/pool_of.h"
 
 namespace cgp {
 namespace {
@@ -157,8 +158,8 @@ void FuzzSession::Inspect() {
     Read(live);
     const std::optional<Block> last = set_.Find(address + live.block.bytes - 1);
     if (!last || *last != live.block) Complain("Find() misses b", live.label);
-    if (set_.PoolOf(address) != live.pool) Complain("PoolOf() misses b", live.label);
-    if (set_.PoolOf(address + 1)) Complain("PoolOf() takes the inside of b", live.label);
+    if (PoolOf(set_, address) != live.pool) Complain("PoolOf() misses b", live.label);
+    if (PoolOf(set_, address + 1)) Complain("PoolOf() takes the inside of b", live.label);
     const PoolModel::LiveBlock* next = model_.Holding(address + live.block.bytes);
     if (set_.Find(address + live.block.bytes).has_value() != (next != nullptr)) {
       Complain("Find() is wrong behind b", live.label);

@@ -14,6 +14,7 @@
 #include "testing/capture_program.h"
 #include "testing/fuzz_session.h"
 #include "testing/host_driver.h"
+#include "testing/pool_of.h"
 
 namespace cgp {
 namespace {
@@ -43,7 +44,7 @@ uint64_t FillAndFree(PoolSet& set, PoolId id, ScopeKind kind, uint64_t seed) {
     }
     set.EndScope(id);
     for (const Kernel& owned : live) {
-      if (!owned.Run() || set.PoolOf(owned.block.address) != id) ++wrong;
+      if (!owned.Run() || PoolOf(set, owned.block.address) != id) ++wrong;
       set.Free(owned.block.address);
     }
     set.Release(id);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "testing/host_driver.h"
+#include "testing/pool_of.h"
 #include "torch/testing/fake_faults.h"
 #include "torch/testing/graph_allocator_fixture.h"
 
@@ -213,7 +214,7 @@ TEST_F(GraphAllocatorTest, RawPointersOfBothKinds) {
   void* const inside = allocator_.raw_alloc(1000);
   void* const other = allocator_.raw_alloc_with_stream(1000, Stream(9));
   graph.End();
-  EXPECT_TRUE(pools().PoolOf(reinterpret_cast<Address>(inside)).has_value());
+  EXPECT_TRUE(cgp::PoolOf(pools(), reinterpret_cast<Address>(inside)).has_value());
   EXPECT_THROW(allocator_.raw_delete(static_cast<char*>(inside) + 512), c10::Error);
   EXPECT_EQ(pools().Usage().all.count.current, 1U);
   allocator_.raw_delete(inside);
@@ -453,7 +454,7 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
         std::vector<DataPtr> blocks;
         for (size_t i = 0; i < 20; ++i) {
           blocks.push_back(allocator_.allocate(700 * (i + 1)));
-          const auto owner = pools().PoolOf(reinterpret_cast<Address>(blocks.back().get()));
+          const auto owner = cgp::PoolOf(pools(), reinterpret_cast<Address>(blocks.back().get()));
           if (!owner || *owner != ToPoolId(id)) ++strangers;
         }
         blocks.clear();

@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "testing/host_driver.h"
+#include "testing/pool_of.h"
 #include "torch/graph_allocator.h"
 #include "torch/testing/fake_base_allocator.h"
 #include "torch/testing/fake_cuda.h"
@@ -53,7 +54,7 @@ class PluggableAllocatorTest : public ::testing::Test {
     return cudagraph_pool_malloc(bytes, device_, Stream(stream));
   }
   std::optional<PoolId> PoolOf(const void* pointer) {
-    return set().PoolOf(reinterpret_cast<Address>(pointer));
+    return cgp::PoolOf(set(), reinterpret_cast<Address>(pointer));
   }
   uint64_t Reserved() { return set().Usage().reserved_bytes.current; }
   // Until torch calls them it may have none.

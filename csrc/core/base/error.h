@@ -19,15 +19,8 @@ struct UsageError : std::logic_error {
 };
 
 // Physical memory ran out. Freeing memory elsewhere and asking again may succeed.
-class OutOfMemoryError : public std::runtime_error {
- public:
-  OutOfMemoryError(const std::string& what, uint64_t requested_bytes)
-      : std::runtime_error(what), requested_bytes_(requested_bytes) {}
-
-  uint64_t requested_bytes() const noexcept { return requested_bytes_; }
-
- private:
-  uint64_t requested_bytes_;
+struct OutOfMemoryError : std::runtime_error {
+  using std::runtime_error::runtime_error;
 };
 
 // What became of a driver call, in the terms that its caller can act on.

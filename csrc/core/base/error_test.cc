@@ -40,12 +40,6 @@ TEST(Check, IsOneExpression) {
   EXPECT_TRUE(reached_else);
 }
 
-TEST(Errors, OutOfMemorySaysHowMuchWasAskedFor) {
-  const OutOfMemoryError error("no room", 4096);
-  EXPECT_STREQ(error.what(), "no room");
-  EXPECT_EQ(error.requested_bytes(), 4096u);
-}
-
 TEST(Errors, SizesAreWrittenAsTorchWritesThem) {
   EXPECT_EQ(Size(0), "0 bytes");
   EXPECT_EQ(Size(1024), "1024 bytes");

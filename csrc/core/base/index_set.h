@@ -24,17 +24,8 @@ class IndexSet {
 
   bool Contains(uint32_t i) const { return (words_[i / 64] & Bit(i)) != 0; }
 
-  void Insert(uint32_t i) {
-    words_[i / 64] |= Bit(i);
-    filled_[i / 64 / 64] |= Bit(i / 64);
-  }
-
-  void Erase(uint32_t i) {
-    uint64_t& word = words_[i / 64];
-    word &= ~Bit(i);
-    if (word != 0) return;
-    filled_[i / 64 / 64] &= ~Bit(i / 64);
-  }
+  void Insert(uint32_t i) { SetRange(i, i + 1, true); }
+  void Erase(uint32_t i) { SetRange(i, i + 1, false); }
 
   // All of [begin, end) become members, or none of them. Returns how many were not so before.
   uint32_t SetRange(uint32_t begin, uint32_t end, bool members) {

@@ -1,7 +1,5 @@
 #include "core/memory/page_space.h"
 
-#include <algorithm>
-
 #include "core/base/error.h"
 
 namespace cgp {

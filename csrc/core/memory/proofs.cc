@@ -4,7 +4,6 @@
 #include <functional>
 
 #include "core/base/error.h"
-#include "core/base/units.h"
 
 namespace cgp {
 

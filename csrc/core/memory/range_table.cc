@@ -1,7 +1,6 @@
 #include "core/memory/range_table.h"
 
 #include <algorithm>
-#include <exception>
 
 #include "core/base/error.h"
 

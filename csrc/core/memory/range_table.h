@@ -29,9 +29,9 @@
 #include <cstdint>
 #include <exception>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
-#include <utility>
 #include <vector>
 
 #include "core/base/index_set.h"
@@ -161,7 +161,7 @@ class RangeTable {
   void UnpinAll();
 
   // Ranges by their addresses, to look up many; valid until the next Map() or Shrink().
-  using AddressIndex = std::vector<std::pair<Address, RangeId>>;
+  using AddressIndex = std::map<Address, RangeId>;
   AddressIndex ByAddress() const;
   // pre: the address is mapped.
   Placement At(Address address, const AddressIndex& index) const;

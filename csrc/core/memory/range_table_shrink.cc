@@ -184,17 +184,15 @@ void RangeTable::UnpinAll() {
 RangeTable::AddressIndex RangeTable::ByAddress() const {
   AddressIndex index;
   for (uint32_t r = 0; r < range_count(); ++r) {
-    index.emplace_back(AddressOf({ranges_[r].begin()}), RangeId{r});
+    index.emplace(AddressOf({ranges_[r].begin()}), RangeId{r});
   }
-  std::ranges::sort(index);
   return index;
 }
 
 Placement RangeTable::At(Address address, const AddressIndex& index) const {
-  const auto behind =
-      std::ranges::upper_bound(index, address, {}, &AddressIndex::value_type::first);
-  CGP_CHECK(behind != index.begin());
-  const auto& [start, id] = *(behind - 1);
+  auto at = index.upper_bound(address);
+  CGP_CHECK(at != index.begin());
+  const auto& [start, id] = *--at;
   const uint64_t slots = (address - start) / page_bytes_;
   CGP_CHECK(slots < range(id).mapped());
   return {range(id).begin() + static_cast<uint32_t>(slots),

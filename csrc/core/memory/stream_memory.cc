@@ -1,6 +1,5 @@
 #include "core/memory/stream_memory.h"
 
-#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -68,9 +67,8 @@ std::size_t StreamMemory::ViewFor(StreamId stream, std::optional<CaptureId> in) 
   if (*scope_ == ScopeKind::kCapture) {
     if (several_streams_) return ProvenView(stream);
     if (bytes_.stream_count() == 0) {
-      const std::size_t view = AddView(stream);
       sole_capture_ = in;
-      return view;
+      return AddView(stream);
     }
     if (bytes_.view(0).stream() == stream && in == sole_capture_) return 0;
     ExpectSeveralStreams();
@@ -110,17 +108,6 @@ void StreamMemory::WaitForReplays(StreamId stream) {
   driver_.WaitEvent(stream, replays_->get());
 }
 
-// Of live blocks that graphs may have bytes of.
-template <typename Function>
-void StreamMemory::ForEachCaptured(Function&& function) {
-  blocks_.ForEach([&](Address, LiveBlock& live) {
-    bool captured = false;
-    bytes_.ForEachPiece(live.site, live.length(),
-                        [&](PageId page, Granules, Granules) { captured |= page < captured_end_; });
-    if (captured) function(live);
-  });
-}
-
 // What is free now is for no one until the device has been marked, nor is what live blocks leave: a
 // graph may have the bytes of either. But not those of pages that eager work has made since the
 // last capture, which would otherwise make more in each such scope. Throws with nothing changed.
@@ -128,10 +115,19 @@ void StreamMemory::HoldCaptured() {
   const FenceId held = fences_.Held(/*eager=*/true);
   bytes_.ReserveFence(held);
   bytes_.ReserveTake();
-  ForEachCaptured([](LiveBlock& live) { ReserveMore(live.GetOthers().behind, 1); });
+  std::vector<Others*> captured;
+  blocks_.ForEach([&](Address, LiveBlock& live) {
+    bool is_captured = false;
+    bytes_.ForEachPiece(live.site, live.length(), [&](PageId page, Granules, Granules) {
+      is_captured |= page < captured_end_;
+    });
+    if (!is_captured) return;
+    ReserveMore(live.GetOthers().behind, 1);
+    captured.push_back(&live.GetOthers());
+  });
   bytes_.Hold(captured_end_, held);  // nothing throws from here on
   some_are_behind_ = true;
-  ForEachCaptured([&](LiveBlock& live) { live.others->AddBehind(held); });
+  for (Others* const others : captured) others->AddBehind(held);
 }
 
 bool StreamMemory::Poll() {

@@ -149,8 +149,6 @@ class StreamMemory {
   std::size_t AddView(StreamId stream);
   std::optional<std::size_t> FindTenure(const LiveBlock& live) const;
   void WaitForReplays(StreamId stream);
-  template <typename Function>
-  void ForEachCaptured(Function&& function);
   void HoldCaptured();
   bool OpenFences(FenceTable::Opened opened);
 

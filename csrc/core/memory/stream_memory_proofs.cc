@@ -1,7 +1,5 @@
 // Who may take which bytes in a capture of several streams: whatever the graph under capture proves
 // (proofs.h), for any stream.
-#include <algorithm>
-
 #include "core/base/error.h"
 #include "core/memory/stream_memory.h"
 

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <functional>
 
 #include "core/placement/placement.h"
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "testing/host_driver.h"
+#include "testing/pool_of.h"
 #include "torch/graph_allocator.h"
 #include "torch/testing/fake_faults.h"
 #include "torch/testing/graph_allocator_fixture.h"
@@ -81,7 +82,7 @@ TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
 TEST_F(GraphScopesTest, ThreadsCaptureOnTheirPerThreadStreamsAtOnce) {
   const auto pool_of_next = [&] {
     const DataPtr data = allocator_.allocate(1000);
-    return pools().PoolOf(reinterpret_cast<Address>(data.get()));
+    return cgp::PoolOf(pools(), reinterpret_cast<Address>(data.get()));
   };
   current_stream = cudaStreamPerThread;
   Graph graph(*this, id_, 7);
@@ -239,10 +240,10 @@ TEST_F(GraphScopesTest, TheNewestRouteWins) {
   Graph graph(*this, id_, 7);
   graph.Begin();
   const DataPtr inner = allocator_.allocate(1000);
-  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(inner.get())), ToPoolId(id_));
+  EXPECT_EQ(cgp::PoolOf(pools(), reinterpret_cast<Address>(inner.get())), ToPoolId(id_));
   allocator_.endAllocateToPool(device_, other);  // crossing, not nested
   const DataPtr later = allocator_.allocate(1000);
-  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(later.get())), ToPoolId(id_));
+  EXPECT_EQ(cgp::PoolOf(pools(), reinterpret_cast<Address>(later.get())), ToPoolId(id_));
   graph.End();
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
   allocator_.releasePool(device_, other);

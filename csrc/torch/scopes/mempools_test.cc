@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "testing/pool_of.h"
 #include "torch/graph_allocator.h"
 #include "torch/testing/mempools_fixture.h"
 
@@ -232,7 +233,7 @@ TEST_F(LendingTest, WhatTheBaseHasNotAUseOnOomPoolLends) {
   DataPtr lent = allocator_.allocate(2 * kPage);
   EXPECT_EQ(PoolOf(lent), pool_);
   void* const raw = allocator_.raw_alloc(kPage);
-  EXPECT_EQ(pools().PoolOf(reinterpret_cast<Address>(raw)), pool_);
+  EXPECT_EQ(cgp::PoolOf(pools(), reinterpret_cast<Address>(raw)), pool_);
   EXPECT_EQ(Users(id_), 1);
   EXPECT_THROW(allocator_.allocate(kPhysicalLimit), c10::OutOfMemoryError);
   EXPECT_EQ(Reserved(id_), 3 * kPage);

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "testing/pool_of.h"
 #include "torch/testing/graph_allocator_fixture.h"
 
 namespace cgp {
@@ -23,7 +24,7 @@ class SharedCapturesTest : public GraphAllocatorTest {
     allocator_.scopes().shares_captures = true;
   }
   std::optional<PoolId> PoolOf(const DataPtr& data) {
-    return pools().PoolOf(reinterpret_cast<Address>(data.get()));
+    return cgp::PoolOf(pools(), reinterpret_cast<Address>(data.get()));
   }
   // Allocates and frees that in a capture of its own.
   void Capture(Graph& graph, size_t bytes) {

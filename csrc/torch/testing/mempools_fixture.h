@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <optional>
 
+#include "testing/pool_of.h"
 #include "torch/graph_allocator.h"
 #include "torch/testing/graph_allocator_fixture.h"
 
@@ -53,7 +54,7 @@ class MemPoolTest : public GraphAllocatorTest {
     return data;
   }
   std::optional<PoolId> PoolOf(const DataPtr& data) {
-    return pools().PoolOf(reinterpret_cast<Address>(data.get()));
+    return cgp::PoolOf(pools(), reinterpret_cast<Address>(data.get()));
   }
   uint64_t Reserved(MempoolId_t id) {
     return pools().Contains(ToPoolId(id)) ? pools().Stats(ToPoolId(id)).reserved_bytes : 0;
