@@ -109,7 +109,7 @@ TorchWorkspaces FindWorkspaces(bool of_cublaslt) {
   auto* const size = reinterpret_cast<size_t (*)()>(
       find("_ZN2at4cuda22getChosenWorkspaceSizeEv", "_ZN2at4cuda26getCUDABlasLtWorkspaceSizeEv"));
   if (map == nullptr || size == nullptr) return {};
-  return {.workspaces = &map(), .bytes = size()};
+  return {.workspaces = &map(), .bytes = size};
 }
 
 }  // namespace cgp

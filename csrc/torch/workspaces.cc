@@ -82,7 +82,7 @@ std::vector<std::tuple<uintptr_t, size_t, uintptr_t>> BlasWorkspaces() {
     const std::shared_lock lock(of->mutex);
     for (auto& [key, workspace] : of->map) {
       found.emplace_back(reinterpret_cast<uintptr_t>(DataOf(workspace).get()),
-                         SizeOf(workspace, bytes), reinterpret_cast<uintptr_t>(std::get<1>(key)));
+                         SizeOf(workspace, bytes()), reinterpret_cast<uintptr_t>(std::get<1>(key)));
     }
   }
   return found;

@@ -33,11 +33,11 @@ struct WorkspaceMap {
   std::shared_mutex mutex;
 };
 
-// One of torch's, cuBLAS's or cuBLASLt's, and the bytes of each where they do not say. runtime.cc
-// finds it; nullptr where torch has none.
+// One of torch's, cuBLAS's or cuBLASLt's, and who says the bytes of each where they do not: he asks
+// the device. runtime.cc finds them; nullptr where torch has none.
 struct TorchWorkspaces {
   WorkspaceMap* workspaces = nullptr;
-  size_t bytes = 0;
+  size_t (*bytes)() = nullptr;
 };
 TorchWorkspaces FindWorkspaces(bool of_cublaslt);
 

@@ -276,7 +276,7 @@ def test_a_runner_that_goes_leaves_others_the_workspace() -> None:
     first, second = runner(weights[0]), runner(weights[1])
     first(x)
     second(x)
-    known = adapter.blas_workspaces()
+    known = [space for space in adapter.blas_workspaces() if space[2] != 0]
     first.reset()
     del first
     gc.collect()
@@ -287,4 +287,5 @@ def test_a_runner_that_goes_leaves_others_the_workspace() -> None:
     assert not any(tensor.any() for tensor in eager)
     third = runner(weights[2])
     assert is_close(third(x), (x @ weights[2]).float())
-    assert adapter.blas_workspaces() == known, "a capture finds what graphs hold"
+    found = [space for space in adapter.blas_workspaces() if space[2] != 0]  # captures' own
+    assert found == known, "a capture finds what graphs hold"

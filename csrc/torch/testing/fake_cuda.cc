@@ -176,7 +176,8 @@ void EndHostRoute(c10::MempoolId_t id) {
   fake_cuda::host_routes.push_back(id);
 }
 TorchWorkspaces FindWorkspaces(bool of_cublaslt) {
-  return {of_cublaslt ? &fake_cuda::lt_workspaces : &fake_cuda::workspaces, 4096};
+  return {of_cublaslt ? &fake_cuda::lt_workspaces : &fake_cuda::workspaces,
+          [] { return size_t{4096}; }};
 }
 RelaxedCaptureMode::RelaxedCaptureMode() : changed_(false) {}
 RelaxedCaptureMode::~RelaxedCaptureMode() = default;
