@@ -403,6 +403,10 @@ class graph:  # noqa: N801
         try:
             self._context.__exit__(exc_type, exc_value, traceback)
         except BaseException:
+            # From torch 2.14 on a graph that failed releases its pool late, and never if it is
+            # captured again first.
+            with contextlib.suppress(RuntimeError):
+                self._graph.reset()
             self._clean_up(before)
             raise
         # A capture begins with eager work: PyTorch fills in what random numbers start from, on the

@@ -204,3 +204,33 @@ def test_what_a_capture_has_computed_in_stays_whoever_goes_meanwhile(
     del graph
     gc.collect()
     assert was_there() is None
+
+
+def test_a_capture_that_fails_is_reset_before_its_pool_forgets_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From torch 2.14 on a graph that failed holds its pool until then."""
+
+    class Context(SimpleNamespace):
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            raise RuntimeError("invalidated")
+
+    calls: list[str] = []
+    stream = SimpleNamespace(cuda_stream=0x10)
+    capture = _graphs.graph.__new__(_graphs.graph)
+    made: Any = capture
+    made._graph = SimpleNamespace(reset=lambda: calls.append("reset"))
+    made._execs, made._shared_exec = None, False
+    made._context = Context(capture_stream=stream)
+    made._pool = SimpleNamespace(_require_open=lambda: None)
+    made._adapter = SimpleNamespace(hold_workspaces=lambda stream: [])
+    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: None)
+    monkeypatch.setattr(_graphs.graph, "_check_devices", lambda self: None)
+    monkeypatch.setattr(_graphs.graph, "_current_stream", lambda self: stream)
+    monkeypatch.setattr(_graphs.graph, "_clean_up", lambda self, before: calls.append("clean up"))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    with pytest.raises(RuntimeError, match="invalidated"), capture:
+        pass
+    assert calls == ["reset", "clean up"]
