@@ -173,33 +173,42 @@ def test_a_stream_is_one_pools_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     assert new_pool()._own_stream.cuda_stream == 0x10
 
 
+class Context(SimpleNamespace):
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None:
+        if self.fails:
+            raise RuntimeError("invalidated")
+
+
+def made_up_capture(monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> Any:
+    """A ``cudagraph_pool.graph`` on stream 0x10, of a graph that has no methods."""
+    stream = SimpleNamespace(cuda_stream=0x10)
+    capture: Any = _graphs.graph.__new__(_graphs.graph)
+    capture._graph, capture._execs, capture._shared_exec = SimpleNamespace(), None, False
+    capture._context = Context(capture_stream=stream, fails=fails)
+    capture._pool = SimpleNamespace(_require_open=lambda: None)
+    capture._adapter = SimpleNamespace(hold_workspaces=lambda stream: [])
+    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: None)
+    monkeypatch.setattr(_graphs.graph, "_check_devices", lambda self: None)
+    monkeypatch.setattr(_graphs.graph, "_current_stream", lambda self: stream)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    return capture
+
+
 def test_what_a_capture_has_computed_in_stays_whoever_goes_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Workspace: ...
 
-    class Context(SimpleNamespace):
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *_: object) -> None: ...
-
     by_stream = {0x10: Workspace()}  # torch's map
     was_there = weakref.ref(by_stream[0x10])
-    stream = SimpleNamespace(cuda_stream=0x10)
-    capture = _graphs.graph.__new__(_graphs.graph)
-    made: Any = capture
-    made._graph, made._execs, made._shared_exec = SimpleNamespace(), None, False
-    made._context = Context(capture_stream=stream)
-    made._pool = SimpleNamespace(_require_open=lambda: None)
-    made._adapter = SimpleNamespace(hold_workspaces=lambda stream: [by_stream[stream]])
-    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: None)
-    monkeypatch.setattr(_graphs.graph, "_check_devices", lambda self: None)
-    monkeypatch.setattr(_graphs.graph, "_current_stream", lambda self: stream)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    capture = made_up_capture(monkeypatch)
+    capture._adapter.hold_workspaces = lambda stream: [by_stream[stream]]
     with capture:
         by_stream[0x10] = Workspace()  # another graph went, and this one goes on
-    graph = made._graph
-    del made, capture
+    graph = capture._graph
+    del capture
     assert was_there() is not None
     del graph
     gc.collect()
@@ -210,27 +219,10 @@ def test_a_capture_that_fails_is_reset_before_its_pool_forgets_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """From torch 2.14 on a graph that failed holds its pool until then."""
-
-    class Context(SimpleNamespace):
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *_: object) -> None:
-            raise RuntimeError("invalidated")
-
     calls: list[str] = []
-    stream = SimpleNamespace(cuda_stream=0x10)
-    capture = _graphs.graph.__new__(_graphs.graph)
-    made: Any = capture
-    made._graph = SimpleNamespace(reset=lambda: calls.append("reset"))
-    made._execs, made._shared_exec = None, False
-    made._context = Context(capture_stream=stream)
-    made._pool = SimpleNamespace(_require_open=lambda: None)
-    made._adapter = SimpleNamespace(hold_workspaces=lambda stream: [])
-    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: None)
-    monkeypatch.setattr(_graphs.graph, "_check_devices", lambda self: None)
-    monkeypatch.setattr(_graphs.graph, "_current_stream", lambda self: stream)
+    capture = made_up_capture(monkeypatch, fails=True)
+    capture._graph.reset = lambda: calls.append("reset")
     monkeypatch.setattr(_graphs.graph, "_clean_up", lambda self, before: calls.append("clean up"))
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     with pytest.raises(RuntimeError, match="invalidated"), capture:
         pass
     assert calls == ["reset", "clean up"]

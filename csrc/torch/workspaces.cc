@@ -18,10 +18,11 @@ using Held = std::shared_ptr<Workspace>;
   to.second = from.second;
 }
 
-// The same bytes for a map, which keep what is held. Of `data`, which is or will be held.
-Workspace Lend(const Held& held, const Workspace& workspace, at::DataPtr& data) {
+// The bytes of `from` for a map; they keep `held`, which has them or will.
+Workspace Lend(const Held& held, Workspace& from) {
+  const at::DataPtr& data = DataOf(from);
   Workspace lent;
-  SetSize(lent, workspace);
+  SetSize(lent, from);
   DataOf(lent) = at::DataPtr(
       data.get(), new Held(held), [](void* context) { delete static_cast<Held*>(context); },
       data.device());
@@ -39,7 +40,7 @@ class Holder {
     for (const auto& [key, weak] : held_) {
       if (!IsOf(stream, key) || in.map.contains(key)) continue;
       const Held& held = until_unlocked.emplace_back(weak.lock());
-      if (held != nullptr) in.map.emplace(key, Lend(held, *held, DataOf(*held)));
+      if (held != nullptr) in.map.emplace(key, Lend(held, *held));
     }
     for (auto& [key, workspace] : in.map) {
       if (!IsOf(stream, key)) continue;
@@ -59,11 +60,11 @@ class Holder {
     return reinterpret_cast<uintptr_t>(std::get<1>(key)) == stream;
   }
 
-  // The map's has the same bytes afterwards, of what is returned.
+  // What was the map's. Afterwards the map has the same bytes, lent.
   static Held Take(Workspace& from) {
     auto held = std::make_shared<Workspace>();
     SetSize(*held, from);
-    Workspace lent = Lend(held, from, DataOf(from));
+    Workspace lent = Lend(held, from);
     std::swap(DataOf(*held), DataOf(from));  // nothing fails from here on
     from = std::move(lent);
     return held;
