@@ -18,7 +18,7 @@ from unittest import mock
 import pytest
 
 import cudagraph_pool
-from cudagraph_pool.__main__ import main
+from cudagraph_pool.cli.main import main
 
 SNAPSHOT = Path(__file__).with_name("public_api.txt")
 COMMANDS = ("demo", "footprint", "info", "plot", "record", "replay", "report", "run")
