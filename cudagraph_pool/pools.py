@@ -201,7 +201,7 @@ class GraphPool:
         self._require_open()
         from .tools.live_map import draw_pool
 
-        draw_pool(self._device.index, self._id, path)
+        draw_pool(pool_stats(self._adapter, self._device.index, self._id), path)
 
     def close(self) -> None:
         r"""Release the pool. Graphs captured into it go on working."""

@@ -7,19 +7,45 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ._adapter import load_adapter, loaded_adapter
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 _logger = logging.getLogger(__package__)
 
 
+def _by_name(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Takes options by position too, for one release, and warns."""
+
+    @functools.wraps(function)
+    def by_name(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        names = ("share_captures", "mempools", "shared_exec", "exportable")
+        if 0 < len(args) <= len(names):
+            warnings.warn(
+                f"pass the options of {function.__name__}() by name, as share_captures=True: by "
+                "position they will be refused from 0.3 on",
+                FutureWarning,
+                stacklevel=2,
+            )
+            kwargs.update(zip(names, args, strict=False))
+            args = ()  # type: ignore[assignment]
+        return function(*args, **kwargs)
+
+    return by_name
+
+
+@_by_name
 def enable(
+    *,
     share_captures: bool = False,
     mempools: bool = True,
     shared_exec: bool = False,
@@ -176,8 +202,10 @@ def _require_enabled(what: str) -> Any:
     return load_adapter()
 
 
+@_by_name
 @contextmanager
 def enabled(
+    *,
     share_captures: bool = False,
     mempools: bool = True,
     shared_exec: bool = False,
@@ -189,7 +217,12 @@ def enabled(
     options of this call.
     """
     before = is_enabled()
-    enable(share_captures, mempools, shared_exec, exportable)
+    enable(
+        share_captures=share_captures,
+        mempools=mempools,
+        shared_exec=shared_exec,
+        exportable=exportable,
+    )
     try:
         yield
     finally:

@@ -133,7 +133,7 @@ def test_orders_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_primes_with_what_takes_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from cudagraph_pool.tools.measure import Captures
+    from _measure import Captures
 
     def minimum(captures: Captures, order: list[int]) -> int:
         assert captures._primed_bytes == 0
@@ -297,7 +297,7 @@ def test_traces_as_text_say_the_same(tmp_path: Path) -> None:
 def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
     """The record that PyTorch would have made of a recorded capture gives the trace's minimum."""
     pytest.importorskip("torch")
-    from cudagraph_pool.tools.measure import peak_live_bytes
+    from _measure import peak_live_bytes
 
     trace = read_trace(path)
     entries: list[dict[str, Any]] = [{"action": "segment_alloc", "addr": 0, "size": 1 << 40}]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from cudagraph_pool import _adapter, _core
-from cudagraph_pool.cli import commands
 from cudagraph_pool.cli import info as _info
 from cudagraph_pool.cli.info import Driver, Gpu, probe_driver
+from cudagraph_pool.cli.main import main
 
 
 class FakeCuda:
@@ -127,7 +127,7 @@ def test_what_is_longer_than_a_line_is_folded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_info, "lines", lambda: [("a label", "many words " * 20), ("b", "one")])
-    assert commands.run(["info"]) == 0
+    assert main(["info"]) == 0
     first, *others, last = capsys.readouterr().out.splitlines()
     assert max(map(len, (first, *others))) <= 80
     assert {line[:9] for line in others} == {" " * 9}
@@ -172,7 +172,9 @@ def test_what_it_was_built_for(
         ("", "not set", "cudagraph_pool.enable() in your program does it"),
         ("0", "0", "cudagraph_pool.enable() in your program does it"),
         ("1", "1", "CUDAGRAPH_POOL does it in a program"),
-        ("yes", "'yes' is not understood", "cudagraph_pool.enable() in your program does it"),
+        ("Yes", "Yes", "CUDAGRAPH_POOL does it in a program"),
+        ("off", "off", "cudagraph_pool.enable() in your program does it"),
+        ("2", "'2' is not understood", "cudagraph_pool.enable() in your program does it"),
     ],
 )
 def test_what_the_variable_does(
@@ -180,6 +182,7 @@ def test_what_the_variable_does(
 ) -> None:
     monkeypatch.setenv("CUDAGRAPH_POOL", request_text)
     monkeypatch.setattr(metadata, "entry_points", lambda **_: ["cudagraph_pool"])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     report = dict(_info.lines())
     assert report["CUDAGRAPH_POOL"].startswith(said)
     assert report["enabled"].startswith(f"no: {enabled}")
