@@ -134,16 +134,6 @@ def test_what_is_longer_than_a_line_is_folded(
     assert last == "b        one"
 
 
-def test_report_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_info, "probe_driver", lambda: Driver(None, [], "none"))
-    monkeypatch.setattr(_info, "kernel_module_version", lambda: None)
-    monkeypatch.setattr(_info, "torch_found", lambda: None)
-    report = dict(_info.lines())
-    assert report["driver"] == "none"
-    assert report["GPUs"].startswith("none")
-    assert report["torch found"] == "none"
-
-
 @pytest.mark.parametrize(
     ("has", "found", "said"),
     [

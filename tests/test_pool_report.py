@@ -200,17 +200,6 @@ def test_plot_of_a_pool(adapter: Adapter, monkeypatch: pytest.MonkeyPatch, tmp_p
         pool._open = False
 
 
-def test_pools_of_graph_trees_have_no_picture(
-    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What lived before is in the history a second time: nobody knows which allocation is whose."""
-    with_history(adapter, monkeypatch)
-    torch: Any = sys.modules["torch"]
-    entries = torch.cuda.memory._snapshot()["device_traces"][1]
-    entries.extend([entries[1]] * 5)
-    assert live_map.map_of_pool(live_map.histories(), 1, SHARED) is None
-
-
 def test_report_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     page = tmp_path / "page.html"

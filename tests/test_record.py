@@ -23,8 +23,6 @@ from small_trace import TRACES
 
 from cudagraph_pool.cli import run
 from cudagraph_pool.cli.main import main
-from cudagraph_pool.integration import autoload
-from cudagraph_pool.integration.environment import RECORD
 from cudagraph_pool.tools import record as _record
 from cudagraph_pool.tools.record import Capture, Recorder, traces_of
 from cudagraph_pool.tools.trace import Event, Graph, minimum_bytes, read_trace
@@ -276,24 +274,6 @@ def test_command_says_why_it_cannot(
     assert "no trace can be written there: Not a directory" in capsys.readouterr().err
     assert main(["record", "-o", "/proc", "serve.py"]) == 2  # there, and nobody's to write to
     assert "/proc: no trace can be written there: " in capsys.readouterr().err
-
-
-def test_torch_starts_it_at_the_first_use_of_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    queued: list[Any] = []
-    started: list[str] = []
-    cuda: Any = SimpleNamespace(_lazy_call=queued.append)
-    torch: Any = SimpleNamespace(cuda=cuda)
-    monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
-    monkeypatch.setattr(_record, "start", started.append)
-    monkeypatch.delenv("CUDAGRAPH_POOL", raising=False)
-    autoload.torch()
-    assert not queued
-    monkeypatch.setenv(RECORD, "/folder")
-    autoload.torch()
-    (call,) = queued
-    call()
-    assert started == ["/folder"]
 
 
 RECORDED = """
