@@ -608,12 +608,15 @@ def test_pages_have_the_tables_of_what_was_measured(name: str, page: str) -> Non
         assert "\n".join(readme_table.short_table(report)) in (root / "README.md").read_text()
 
 
-@pytest.mark.parametrize("name", ["layer_graphs", "vllm_engine"])
+@pytest.mark.parametrize(
+    "name", ["layer_graphs", "vllm_engine", "--short two_streams", "--short exec_decode_deep"]
+)
 def test_reports_without_a_table(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    path = Path(__file__).parent.parent / f"benchmarks/results/{name}.json"
-    monkeypatch.setattr(sys, "argv", ["readme_table.py", str(path)])
+    *options, stem = name.split()
+    path = Path(__file__).parent.parent / f"benchmarks/results/{stem}.json"
+    monkeypatch.setattr(sys, "argv", ["readme_table.py", *options, str(path)])
     assert readme_table.main() == 2
     assert capsys.readouterr() == ("", f"{path}: this script prints no table of it\n")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,9 @@ def test_picture(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"picture.{ending}"
     _footprint.draw({"a": FOUND, "b": FOUND, "c": {"eager": FOUND["eager"]}}, path)
     assert path.stat().st_size > 1000
+    if ending == "svg":
+        texts = re.findall(r">([^<>]*MiB|[^<>]*\(\d\.\d\d\))<", path.read_text())
+        assert "380 (1.00)" in texts, "no blank before it, which SVG would drop"
 
 
 def test_kernels_are_made_before_anything_is_measured() -> None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from .._table import format_table, mib
 from ..integration.worker_process import ask
+from .plot import STYLE
 
 _MIB: Final = 1 << 20
 # As often as PyTorch's dashboard runs a model for its memory. The first runs compile, and record.
@@ -253,22 +254,20 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
 
     columns = min(2, len(models))
     rows = -(-len(models) // columns)
-    height = 0.6 + 0.34 * max(map(len, models.values()))
-    figure = Figure(figsize=(6.2 * columns, height * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for panel, (name, found) in zip(panels, models.items(), strict=False):
-        _draw_model(panel, name, found)
-    for panel in panels[len(models) :]:
-        panel.set_axis_off()
-    parts, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        parts, labels, loc="outside upper right", ncols=len(parts), fontsize=8, frameon=False
-    )
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "footprint"}):
-        figure.savefig(path, dpi=150)
+    height = 1.2 + 0.4 * max(map(len, models.values()))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5 * columns + 1, height * rows + 0.5), layout="constrained")
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for panel, (name, found) in zip(panels, models.items(), strict=False):
+            _draw_model(panel, name, found)
+        for panel in panels[len(models) :]:
+            panel.set_axis_off()
+        parts, labels = panels[0].get_legend_handles_labels()
+        figure.legend(parts, labels, loc="outside upper left", ncols=len(parts), frameon=False)
+        figure.savefig(path, dpi=120)
 
 
-# What each stretch of a bar stands for, in the order in which they follow.
+# What each part of a bar stands for, in the order in which they follow.
 _COLOURS: Final = {
     "tensors": "#3b6ea5",
     "reserved beyond them": "#a9c4e0",
@@ -277,27 +276,23 @@ _COLOURS: Final = {
 
 
 def _draw_model(panel: Any, name: str, found: Found) -> None:
-    ways = [way for way, footprint in found.items() if isinstance(footprint, Footprint)]
-    for place, way in enumerate(ways):
-        own = found[way]
-        assert isinstance(own, Footprint)
-        parts = (own.allocated, own.reserved - own.allocated, own.driver)
-        begin = 0.0
-        for size, (label, colour) in zip(parts, _COLOURS.items(), strict=True):
-            panel.barh(
-                place, size / _MIB, left=begin, color=colour, label=label if place == 0 else None
-            )
-            begin += size / _MIB
-        compression = ratio(found, way)
-        if compression is not None:
-            panel.text(begin, place, f" {compression:.2f}", va="center", fontsize=8)
-    panel.set_yticks(range(len(ways)), ways, fontsize=8)
+    measured = {way: own for way, own in found.items() if isinstance(own, Footprint)}
+    begins = [0.0] * len(measured)
+    parts = [(own.allocated, own.reserved - own.allocated, own.driver) for own in measured.values()]
+    for sizes, (label, colour) in zip(zip(*parts, strict=True), _COLOURS.items(), strict=True):
+        widths = [size / _MIB for size in sizes]
+        bars = panel.barh(list(measured), widths, left=begins, color=colour, label=label)
+        begins = [begin + width for begin, width in zip(begins, widths, strict=True)]
+    ratios = [ratio(found, way) for way in measured]
+    panel.bar_label(
+        bars,
+        [f"{begin:,.0f} ({r:.2f})" if r else "" for begin, r in zip(begins, ratios, strict=True)],
+        padding=3,
+    )
     panel.invert_yaxis()
-    panel.margins(x=0.12)
-    panel.set_title(name, fontsize=9, loc="left")
-    panel.set_xlabel("MiB (the number: compression ratio)", fontsize=7)
-    panel.tick_params(axis="x", labelsize=7)
-    panel.spines[["top", "right"]].set_visible(False)
+    panel.margins(x=0.35)
+    panel.set_title(name, loc="left", fontsize=11)
+    panel.set_xlabel("MiB (compression ratio)")
 
 
 def _work(function: str, way: str, train: str = "") -> None:

@@ -23,7 +23,7 @@ _BARS: Final = {
     "minimum": ("minimum", _MINIMUM),
 }
 # A page shows 1,200 pixels on 750: text of 11 points has 11 pixels there.
-_STYLE: Final = {
+STYLE: Final = {
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -59,7 +59,7 @@ def draw(
 
     installed = set(font_manager.get_font_names())
     fonts = ["DejaVu Sans", *(font for font in _MORE_FONTS if font in installed)]
-    with rc_context({**_STYLE, "font.family": fonts}), warnings.catch_warnings():
+    with rc_context({**STYLE, "font.family": fonts}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure = Figure(figsize=(10, 8), layout="constrained")
         parts: Any = figure.subfigures(2, 1, height_ratios=(2, 5))
