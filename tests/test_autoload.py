@@ -79,7 +79,7 @@ def test_names_come_when_they_are_asked_for(run: Run) -> None:
         "import sys, cudagraph_pool as cgp\n"
         "ours = lambda: {name for name in sys.modules if name.startswith('cudagraph_pool')}\n"
         "assert ours() == {'cudagraph_pool'}, ours()\n"
-        "assert set(cgp.__all__) <= set(dir(cgp))\n"
+        "assert {'enable', 'GraphPool', '__version__'} <= set(dir(cgp))\n"
         "assert cgp.sizes.vllm(8)[-1] == 8\n"
         "assert ours() == {'cudagraph_pool', 'cudagraph_pool.sizes'}, ours()\n"
         "assert not cgp.is_enabled()\n"
@@ -219,6 +219,19 @@ def test_parse_says_what_is_known(text: str) -> None:
     assert str(caught.value).endswith(", ".join([*_request.options_of_enable(), "report"]))
 
 
+def test_options_by_position_warn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switch, "load_adapter", lambda: pytest.fail("it is refused before"))
+    enable: Any = switch.enable
+    with pytest.warns(FutureWarning, match=r"options of enable\(\) by name"):
+        with pytest.raises(TypeError, match="mempools is 7, but must be True or False"):
+            enable(True, 7)
+    with pytest.warns(FutureWarning, match=r"options of enabled\(\) by name"):
+        with pytest.raises(TypeError, match="share_captures is 7"), switch.enabled(*[7]):
+            pass
+    with pytest.raises(TypeError, match="positional"):
+        enable(*[True] * 5)
+
+
 class FakeTorch:
     """Stands for ``torch.cuda``: keeps what it is to call until it is initialised."""
 
@@ -356,6 +369,7 @@ sys.exit(int(sys.argv[1]))
 """
 
 
+@needs_torch
 def test_run_script(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -369,6 +383,7 @@ def test_run_script(run: Run, tmp_path: Path) -> None:
     ]
 
 
+@needs_torch
 def test_run_module(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(PROGRAM)
@@ -401,6 +416,7 @@ def test_what_tells_of_captures_tells_of_no_cuda(
     )
 
 
+@needs_torch
 def test_run_is_interrupted(tmp_path: Path) -> None:
     """As Python is: by the signal, and its children see the same one."""
     path = tmp_path / "program.py"
