@@ -5,9 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from small_trace import SNAPSHOT
 
 from cudagraph_pool.cli.main import main
 from cudagraph_pool.tools import demo
@@ -68,6 +71,35 @@ def test_a_process_that_fails_is_said(monkeypatch: pytest.MonkeyPatch, capsys: C
     monkeypatch.setattr(demo, "_ask_worker", lambda allocator, seed: "no answer in 300 s")
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == "cudagraph-pool demo: stock: no answer in 300 s\n"
+
+
+def test_what_a_worker_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU, with graphs that do nothing: their outputs are told by a digest."""
+    torch = pytest.importorskip("torch")
+    memory = SimpleNamespace(
+        _record_memory_history=lambda *_, **__: None, _snapshot=lambda: SNAPSHOT
+    )
+    graph = SimpleNamespace(replay=lambda: None)
+    fakes = {
+        **{"Stream": lambda: None, "stream": nullcontext, "synchronize": lambda: None},
+        **{"CUDAGraph": lambda: graph, "graph": lambda graph, **_: nullcontext()},
+        **{"graph_pool_handle": lambda: (0, 3), "empty_cache": lambda: None, "memory": memory},
+        "Event": lambda **_: SimpleNamespace(
+            record=lambda: None, synchronize=lambda: None, elapsed_time=lambda other: 20.0
+        ),
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    given = torch.empty(4, 8, dtype=torch.bfloat16)
+    work = demo._Work("mlp_asc", demo._gated_mlp(2, 8, 16), given, [1, 2], 2)
+    stock = demo._measure(work, is_ours=False, seed=1)
+    assert (stock["reserved"], stock["minimum"], stock["replay"]) == (20 << 20, 4 << 20, 0.002)
+    assert list(stock["outputs"]) == [1, 2]
+    assert all(len(digest) == 64 for digest in stock["outputs"].values())
+    pool = SimpleNamespace(id=(0, 4), stats=lambda: {"reserved_bytes": 4 << 20})
+    monkeypatch.setattr(demo, "GraphPool", lambda: pool)
+    ours = demo._measure(work, is_ours=True, seed=1)
+    assert (ours["reserved"], ours["outputs"]) == (4 << 20, stock["outputs"])
 
 
 def test_on_a_gpu(capsys: Capture) -> None:
