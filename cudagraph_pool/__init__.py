@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ._graphs import GraphPool, graph, use_pool
     from ._guard import guard
     from ._pool_report import PoolReport, report
-    from ._runner import GraphRunner
     from ._stats import stats
+    from .runner import GraphRunner
 
 __all__ = [
     "Forecast",
@@ -65,7 +65,7 @@ _HOMES = {
     "__version__": "._core",
     "Forecast": "._forecast",
     "GraphPool": "._graphs",
-    "GraphRunner": "._runner",
+    "GraphRunner": ".runner",
     "PoolReport": "._pool_report",
     "forecast": "._forecast",
     "graph": "._graphs",

@@ -9,7 +9,7 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
@@ -41,24 +41,25 @@ def _require_enabled(what: str) -> Any:
 
 
 class _Turns:
-    """The row that replays of one pool's graphs form, if they are asked to: each overwrites what
+    """The order of the replays of one pool's graphs, if they are asked to: each overwrites what
     those before it left, on whatever streams.
 
     Attributes:
-        stream (torch.cuda.Stream): Of the last one.
         lock: Held for as long as it takes to launch one.
+        stream (torch.cuda.Stream): Of the last one.
+        number (int): Of the last one. One that failed, and a capture, have a number too: they have
+            written to what graphs read.
+        what (str): The last one was, for errors.
+        wrote: Number and description of the last one that left outputs.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         self.stream: torch.cuda.Stream | None = None
-
-    @functools.cached_property
-    def row(self) -> _torch.Row:
-        """Which was the last one."""
-        made: _torch.Row = load_adapter().Row(str(self._device))
-        return made
+        self.number = 0
+        self.what = ""
+        self.wrote = (0, "")
+        self._last: Callable[[], Any] = lambda: None
 
     def order(self, stream: torch.cuda.Stream) -> None:
         """Lets what ``stream`` gets next come after the last one."""
@@ -67,7 +68,30 @@ class _Turns:
         if self.stream is not None:
             stream.wait_stream(self.stream)
         self.stream = stream
-        self.row.stream = stream.cuda_stream
+
+    def begin(self, what: str) -> int:
+        """Something writes to what graphs read; returns its number."""
+        self.what = what
+        self.number += 1
+        return self.number
+
+    def overwrite(self, owner: Any) -> None:
+        """A graph is replayed. Who has saved what the last one left gets autograd's error.
+
+        Arguments:
+            owner: Of the outputs, with the ``versions`` that count their changes.
+        """
+        import torch
+
+        last = self._last()
+        if last is not None:
+            torch._C._increment_version(last.versions)
+        self._last = weakref.ref(owner)
+        self.wrote = self.number, self.what
+
+    def left(self, owner: Any) -> bool:
+        """Whether the last replay was of this owner."""
+        return self._last() is owner
 
 
 class GraphPool:
@@ -126,7 +150,7 @@ class GraphPool:
         self._exec_budget = exec_budget
         self._execs: _torch.ExecCache | None = None
         self._execs_lock = threading.Lock()
-        self._turns = _Turns(self._device)
+        self._turns = _Turns()
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
         _pools[self._device.index, self._id] = self

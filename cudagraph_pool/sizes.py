@@ -10,6 +10,8 @@ import math
 import operator
 from collections.abc import Iterable, Sequence
 
+Size = tuple[int, ...]  # one number for each dynamic dimension
+
 __all__ = ["exact", "grid", "multiples", "padded", "powers_of_two", "vllm"]
 
 
@@ -35,7 +37,7 @@ def padded(padding: float, largest: int) -> list[int]:
     """
     sizes = [rung(1, padding)]
     while sizes[-1] < _checked(largest):
-        sizes.append(rung(sizes[-1] + 1, padding))
+        sizes.append(_next_rung(sizes[-1], padding))
     return [*sizes[:-1], largest]
 
 
@@ -61,10 +63,15 @@ def rung(size: int, padding: float) -> int:
         raise TypeError(f"padding is {padding!r}, but must be a number: 0.25 adds up to a quarter")
     if not 0 <= padding < math.inf:
         raise ValueError(f"padding is {padding}, but must be 0 or more: 0.25 adds up to a quarter")
-    top = 0
+    # Every number whose padding is less than one element is a rung of its own.
+    top = size if padding == 0 else max(0, min(size, int(1 / padding) - 1))
     while top < size:
-        top = int((top + 1) * (1 + padding))
+        top = _next_rung(top, padding)
     return top
+
+
+def _next_rung(top: int, padding: float) -> int:
+    return int((top + 1) * (1 + padding))
 
 
 def _checked(value: int, name: str = "largest") -> int:
@@ -75,3 +82,44 @@ def _checked(value: int, name: str = "largest") -> int:
     if number < 1:
         raise ValueError(f"{name} is {number}, but must be at least 1")
     return number
+
+
+def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
+    """Sizes, as users list them.
+
+    Raises:
+        ValueError: There are none, or one is no size, or has another number of dimensions than the
+            first.
+    """
+    try:
+        listed = [_size(size) for size in sizes]
+    except TypeError as error:
+        raise ValueError(
+            f"sizes is {sizes!r}, but must be a sequence of integers or of tuples of them"
+        ) from error
+    if not listed:
+        raise ValueError("sizes is empty: there is nothing to capture")
+    for size in listed:
+        if len(size) != len(listed[0]):
+            raise ValueError(
+                f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
+            )
+    return listed
+
+
+def _size(given: int | Iterable[int]) -> Size:
+    numbers = given if hasattr(given, "__iter__") else (given,)
+    size = []
+    for number in numbers:
+        try:
+            size.append(operator.index(number))
+        except TypeError:
+            size.append(0)
+    if not size or min(size) < 1:
+        raise ValueError(f"sizes has {given!r}, but a size is an integer of at least 1")
+    return tuple(size)
+
+
+def cost(size: Size) -> tuple[int, Size]:
+    """Orders sizes by what a replay costs: about how many elements there are."""
+    return math.prod(size), size

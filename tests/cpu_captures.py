@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,8 +30,8 @@ try:
 except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
-from cudagraph_pool._captures import Captured, Span, Usage, _values
 from cudagraph_pool._graphs import _Turns
+from cudagraph_pool.runner.captures import Span, Usage
 
 # What a graph changes autograd does not see.
 _UNSEEN = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -97,7 +97,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _address(tensor: Tensor) -> int:
-    dense = tensor if tensor.layout == torch.strided else _values(tensor)
+    dense = tensor if tensor.layout == torch.strided else tensor.values()
     address: int = dense.untyped_storage().data_ptr()
     return address
 
@@ -107,31 +107,23 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 class CpuCaptures:
-    """Stands for cudagraph_pool._captures.Captures."""
+    """Stands for cudagraph_pool.runner.captures.Captures."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.tapes: list[Tape] = []
         self.stream = Stream()
-        self.warm_ups = 0
-        self.turns = _Turns(self.device)
+        self.turns = _Turns()
         self.lock = threading.RLock()
 
     @contextmanager
     def in_a_row(self) -> Iterator[None]:
-        self.order()
-        self.turns.row.take("a capture")
+        self.order(())
+        self.turns.begin("a capture")
         yield
 
     def empty_caches(self) -> None:
         pass
-
-    def warm_up(self, work: Callable[[], Any], times: int) -> tuple[Any, Span]:
-        self.warm_ups += times
-        for _ in range(times - 1):
-            work()
-        began = self.mark()
-        return work(), (began, self.mark())
 
     def capture(self, work: Callable[[], None]) -> Tape:
         tape = Tape(self)
@@ -170,14 +162,14 @@ class CpuCaptures:
     def synchronize(self) -> None:
         pass
 
-    def mark(self, stream: object = None) -> float:
+    def mark(self) -> float:
         return time.perf_counter()
 
     def seconds(self, span: Span) -> float:
         began, ended = span
         return float(ended - began)
 
-    def order(self, captured: Captured | None = None) -> None:
+    def order(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
         stream: Any = self.stream
         self.turns.order(stream)
 

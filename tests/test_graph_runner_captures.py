@@ -33,8 +33,8 @@ from cpu_captures import (
 )
 from torch import Tensor, nn
 
-from cudagraph_pool._call import Named
-from cudagraph_pool._static_inputs import Input, StaticInputs
+from cudagraph_pool.runner.arguments import Name as Named
+from cudagraph_pool.runner.inputs import Input, StaticInputs
 
 # When graphs come and go
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cudagraph_pool import sizes
-from cudagraph_pool._buckets import LadderBuckets, ListedBuckets
+from cudagraph_pool.runner.buckets import LadderBuckets, ListedBuckets
 
 
 def test_lists() -> None:

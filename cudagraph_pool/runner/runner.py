@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
-from ._adapter import load_adapter
-from ._allocator import _require_booleans
-from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
-from ._call import Call, refuse_transforms, take_apart
-from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
-from ._function import modules_of, parameters_of, scripted, tensors_of, watch
-from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
-from ._guard import is_guarded
-from ._program import Plan, Program
-from ._report import Report
-
-if TYPE_CHECKING:
-    from . import _torch
+from .._allocator import _require_booleans
+from .._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
+from ..sizes import Size, cost
+from .arguments import Call, parameters_of, read_call, refuse_transforms
+from .buckets import Buckets, LadderBuckets, ListedBuckets, largest_of, shown
+from .captures import Captures, undisturbed
+from .program import Plan, Program
+from .report import Report
+from .weights import Weights
 
 Order = Literal["largest_first", "smallest_first", "given"]
 
@@ -48,36 +44,37 @@ class GraphRunner:
     together take the memory of the largest one's. Calls may come on any stream: each waits for the
     one before.
 
+    **What the function reads must stay where it is**: parameters, buffers and other tensors. For a
+    module, or a method of one, each call compares the addresses of all parameters and buffers with
+    the captured ones; a size whose weights have moved is captured anew. Whatever else the function
+    uses is the caller's affair: after a submodule was replaced, or a tensor that it finds
+    elsewhere, :meth:`reset` captures anew.
+
     The rows of a call must not depend on each other, nor on how many there are, or the padding
     would show: as in a batch norm that is trained, or by ``x[:, -1]``. Padding is computed with
     like everything else: what it writes, it writes (a cache at slot 0, if slots are padded by 0),
     and where it gives NaN, as a softmax over a row that is masked as a whole does, the gradients of
     parameters are NaN. Python code of the function runs at captures only. Its arguments must not be
-    changed in place, since the graph sees copies of them; tensors that it finds elsewhere, as a
-    module's buffers, may. As with :func:`torch.cuda.make_graphed_callables`, random numbers differ
-    from replay to replay, and captures run the function some times more than it is called.
+    changed in place, since the graph sees copies of them; other tensors may. As with
+    :func:`torch.cuda.make_graphed_callables`, random numbers differ from replay to replay, and
+    captures run the function some times more than it is called.
 
     With gradients enabled, a function whose outputs require them is captured together with its
-    backward pass. Gradients go to arguments and to whatever parameters the function uses. The
-    backward pass of a call runs before the next call, and once; until then the outputs, parameters
-    and other tensors that it reads must stay as they are, and so must outputs that share memory.
-    There are no second derivatives. Anything else is an error. An output that the loss does not use
-    gets a gradient of zero, which becomes NaN where its derivative is infinite, as that of a square
-    root is at 0: return such outputs detached.
+    backward pass. Gradients go to arguments and to the parameters of the module. The backward pass
+    of a call runs before the next call, and once; until then the outputs, parameters and other
+    tensors that it reads must stay as they are. There are no second derivatives. Anything else is
+    an error. An output that the loss does not use gets a gradient of zero, which becomes NaN where
+    its derivative is infinite, as that of a square root is at 0: return such outputs detached.
 
     Captures of a process take turns, and run the function within: two threads whose functions wait
     for each other (collective operations, with a thread for each device) must not capture at once.
 
     Graphs are kept for each way of calling: whatever is no tensor among the arguments, whether
     gradients are enabled, autocast, which parts of a module are in training and which arguments and
-    parameters require gradients. When a parameter or buffer of a module has got other memory, all
-    that was captured with it is captured anew.
+    parameters require gradients.
 
     Arguments:
-        function (Callable): What is captured: a module, a method of one, or a function. The runner
-            sees when weights of modules that it refers to have moved, or tensors in its closure or
-            among its globals; whatever else a function uses must stay where it is, and its names
-            must go on meaning the same objects.
+        function (Callable): What is captured: a module, a method of one, or a function.
         sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
             integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
             calls need, such that none is padded by more than ``padding`` of its own.
@@ -163,27 +160,21 @@ class GraphRunner:
                 "captured when they are used, with lazy=True or sizes='auto'"
             )
         self._function = function
-        self._modules = modules_of(function)
+        self._weights = Weights(function)
         self._dim, self._pad = dim, pad
         self._warmup, self._order, self._overflow = warmup, order, overflow
         self._clone_outputs, self._max_graphs = clone_outputs, max_graphs
         self._progress = progress
         self._captures = self._new_captures(pool, shared_exec, own_workspace)
         self._device_type = self._captures.device.type
-        self._turns = self._captures.turns
+        self._parameters = parameters_of(function)
+        kinds = {parameter.kind for parameter in self._parameters}
+        # Whether the function cannot see in which order they come.
+        self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
         self._lock = threading.RLock()
         self._programs: dict[Any, Program] = {}
-        # None: of calls larger than all sizes. No weights that have moved are in a key.
-        self._plans: dict[Any, Plan | None] = {}
-        # What there is of them is replayed without more ado. None while something is captured.
-        self._settled: dict[Any, _torch.Replays] = {}
-        self._watch()
-        parameters = parameters_of(function)
-        self._sort_keywords = bool(parameters) and not any(
-            parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters
-        )
-        self._reader = load_adapter().CallReader(self._device_type, self._sort_keywords)
-        self._calls = 0
+        self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
+        self._calls = itertools.count(1)
         self._capturing = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -194,23 +185,26 @@ class GraphRunner:
         Raises:
             RuntimeError: It comes from within a transform of ``torch.func`` or a trace, or with
                 tangents.
-            ValueError: An argument has another shape, dtype, device or memory format than those
-                that were captured, or the call is larger than all sizes.
-            TypeError: An argument holds what is neither a tensor nor a constant: a number, a
-                string, a dtype, a device, a member of an enum, a class or a function.
+            ValueError: An argument has another shape, dtype or device than those that were
+                captured, or the call is larger than all sizes.
+            TypeError: An argument holds what is neither a plain strided tensor nor a constant: a
+                number, a string, a dtype, a device, a member of an enum, a class or a function.
         """
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
         with self._lock:
-            with self._turns.lock:
-                known = {} if is_guarded() else self._settled
-                settled = self._reader.run(
-                    self._weights, known, self._turns.row, args, kwargs, self._clone_outputs
-                )
-            if settled is not None:
-                assemble, leaves = settled
-                return assemble(leaves)
-        return self._call(args, kwargs)
+            call, key = self._read(args, kwargs)
+            plan = self._plans.get(key, _UNKNOWN)
+            if plan is not None and plan is not _UNKNOWN:
+                leaves = self._replay(plan, call)
+        if plan is _UNKNOWN:
+            with self._alone():
+                plan, call = self._plan(args, kwargs)
+                if plan is not None:
+                    leaves = self._replay(plan, call)
+        if plan is None:
+            return self._function(*args, **kwargs)
+        return plan.assemble(leaves)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and replay nothing."""
@@ -222,7 +216,8 @@ class GraphRunner:
         with self._alone():
             self._captures.synchronize()
             self._programs.clear()
-            self._forget_plans()
+            self._plans.clear()
+            self._weights = Weights(self._function)
 
     def report(self) -> Report:
         r"""Return a list of what each size cost and gains; printed, it is a table.
@@ -254,19 +249,6 @@ class GraphRunner:
             pool = GraphPool(shared_exec=shared_exec is not False, exec_budget=_EXEC_BUDGET)
         return Captures(pool, None if shared_exec == "auto" else shared_exec, own_workspace)
 
-    def _call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        with self._lock:
-            tensors, key = self._key(args, kwargs)
-            plan = self._plans.get(key, _UNKNOWN)
-            if plan is not None and plan is not _UNKNOWN:
-                return self._replay(plan, tensors, key)
-        if plan is _UNKNOWN:
-            with self._alone():
-                plan, tensors, key = self._plan(args, kwargs)
-                if plan is not None:
-                    return self._replay(plan, tensors, key)
-        return self._function(*args, **kwargs)
-
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """No capture is under way, and no call of this runner. In this order: what is captured may
@@ -275,128 +257,96 @@ class GraphRunner:
         with self._captures.lock, self._lock:
             yield
 
-    def _replay(self, plan: Plan, tensors: list[Tensor], key: Hashable) -> Any:
-        self._calls += 1
-        plan.captured.last_used = self._calls
-        result = plan.run(tensors, self._clone_outputs)
-        # Who trains, or whose graphs may go, has more to do in each call, and other keys than bytes
-        # the reader does not find. What assembles the result may have called this runner, and the
-        # plan be of the past.
-        is_plain = plan.captured.backward is None and self._max_graphs is None
-        if is_plain and isinstance(key, bytes) and plan.is_settled and self._plans.get(key) is plan:
-            self._settled[key] = plan.replays
-        return result
+    def _replay(self, plan: Plan, call: Call) -> list[Any]:
+        plan.captured.last_used = next(self._calls)
+        return plan.run(call.tensors, self._clone_outputs)
 
-    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Tensor], Hashable]:
-        """The tensors of a call, and what it has in common with those that are run alike."""
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any]:
+        """A call, and the key of those that are run alike."""
         if self._capturing:
             raise RuntimeError(
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        # The reader does not know whether these are in training.
-        read = None if self._scripted else self._reader.read(self._weights, args, kwargs)
-        return read or self._read_any(args, kwargs)
+        if kwargs and self._sorts_keywords:
+            kwargs = dict(sorted(kwargs.items()))
+        call = read_call(args, kwargs, self._parameters)
+        refuse_transforms(call.tensors, self._weights.tensors)
+        return call, (call.way, call.shapes, self._modes(), self._weights.read())
 
-    def _plan(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Plan | None, list[Tensor], Hashable]:
-        """How this call is run, captures what that needs; and its tensors and key. None: by the
-        function itself. pre: :meth:`_alone`.
-        """
-        tensors, key = self._key(args, kwargs)
-        plan = self._plans.get(key, _UNKNOWN)
-        if plan is _UNKNOWN:
-            plan = self._new_plan(take_apart(args, kwargs, self._sort_keywords))
-            if len(self._plans) >= _MAX_PLANS:
-                self._forget_plans()
-            _, key = self._key(args, kwargs)  # weights may have been made
-            self._plans[key] = plan
-        return plan, tensors, key
-
-    def _read_any(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Tensor], Hashable]:
-        """What the reader returns, for a call that it does not read: one of other arguments too."""
-        call = take_apart(args, kwargs, self._sort_keywords)
-        refuse_transforms(call.tensors, self._modules)
-        what = self._modes(), call.structure, call.constants, call.shapes
-        return call.tensors, (self._weights.flags(), *what)
-
-    def _way(self, call: Call) -> Hashable:
-        """Calls with the same way run the same Python code, but for sizes."""
-        get_gradients = tuple(x.requires_grad for x in call.tensors)
-        return self._flags(), (self._modes(), call.structure, call.constants, get_gradients)
-
-    def _modes(self) -> Hashable:
+    def _modes(self) -> Any:
         """What else than arguments and weights decides what the function does."""
         device = self._device_type
         autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return torch.is_grad_enabled(), autocast, tuple(x.training for x in self._scripted)
+        return torch.is_grad_enabled(), autocast
 
-    def _flags(self) -> bytes:
-        """Those of the weights where they are now."""
-        flags = self._weights.flags()
-        if flags is None:
-            self._forget_weights()
-            flags = self._weights.flags()
-        assert flags is not None
-        return flags
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan | None, Call]:
+        """How this call is run, captures what that needs. None: by the function itself.
+        pre: :meth:`_alone`.
+        """
+        call, key = self._read(args, kwargs)
+        plan = self._plans.get(key, _UNKNOWN)
+        if plan is _UNKNOWN:
+            plan = self._new_plan(call)
+            if len(self._plans) >= _MAX_PLANS:
+                self._plans.clear()
+            _, key = self._read(args, kwargs)  # weights may have been made
+            self._plans[key] = plan
+        return plan, call
 
     def _new_plan(self, call: Call) -> Plan | None:
-        program = self._programs.get(self._way(call)) or Program(
-            self._function, call, self._captures, self._buckets, self._dim, self._pad
+        addresses, flags = self._weights.read()
+        program = self._programs.get((call.way, self._modes(), flags)) or Program(
+            self._function,
+            self._weights,
+            self._parameters,
+            call,
+            self._captures,
+            self._buckets,
+            self._dim,
+            self._pad,
         )
         size = program.size_of(call)
         bucket = self._buckets.fit(size)
         if bucket is None:
             if self._overflow == "eager":
                 return None
-            largest = " or ".join(map(shown, _largest(self._buckets.listed())))
             raise ValueError(
-                f"the call has size {shown(size)}, but the largest that was captured is {largest}; "
-                "capture a larger one, or pass overflow='eager' to run such calls eagerly"
+                f"the call has size {shown(size)}, but the largest that was captured is "
+                f"{largest_of(self._buckets)}; capture a larger one, or pass overflow='eager' to "
+                "run such calls eagerly"
             )
-        if bucket not in program.captured:
-            self._capture(program, call, size, bucket)
+        captured = program.captured.get(bucket)
+        if captured is None:
+            self._capture(program, call, size, [bucket] if self._lazy else self._in_order())
+        elif captured.addresses != addresses:
+            self._capture(program, call, size, [bucket])
         return program.plan(size, bucket)
 
-    def _capture(self, program: Program, call: Call, size: Size, bucket: Size) -> None:
-        """Captures one bucket, or all of them. Where one fails none of these is left."""
-        sizes = [bucket] if self._lazy else self._in_order()
+    def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:
+        """Captures some buckets. Where one fails none of these is left."""
         before = dict(program.captured)
         shows = self._progress and len(sizes) > 1 and sys.stderr is not None
         bar = tqdm(sizes, unit="graph", disable=not shows)
         self._capturing = True
-        self._settled.clear()
-        at = bucket
         try:
-            # Backward passes run in this thread: autograd's own one for the device may wait for
-            # this capture to end, with a call from within a backward pass of another thread.
-            with (
-                frozen_heap(),
-                no_hooks_of_the_caller(),
-                no_autocast_cache(),
-                torch.autograd.set_multithreading_enabled(False),
-                self._captures.in_a_row(),
-            ):
-                program.forget_call()
+            with undisturbed(), self._captures.in_a_row():
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
                     program.warm_up(call, size, at, self._warmup)
-                if self._weights.flags() is None:  # made or grown when it first ran
-                    self._forget_weights()
-                    program.captured, before = {}, {}
+                addresses, _ = self._weights.read()  # some may be made when it first runs
                 self._captures.empty_caches()
                 used = self._captures.usage()
-                # Tensors of inference mode count no changes.
-                weights = [x for x in tensors_of(self._modules) if not x.is_inference()]
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
-                    captured, used = program.capture(call, at, used, weights)
-                    captured.last_used = self._calls
+                    used = program.capture(call, at, used)
+                    program.captured[at].last_used = next(self._calls)
                     bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
-            self._refuse_moving_weights()
+            if self._weights.read()[0] != addresses:
+                raise ValueError(
+                    "the function replaces a parameter or buffer of its module each time it runs; "
+                    "a graph goes on reading the old one. Change it in place: buffer.copy_(...)"
+                )
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")
             program.captured = before
@@ -404,24 +354,9 @@ class GraphRunner:
         finally:
             self._capturing = False
             bar.close()
-        self._programs[self._way(call)] = program
+        self._programs[call.way, self._modes(), self._weights.read()[1]] = program
         self._make_room()
-
-    def _forget_weights(self) -> None:
-        """Some have moved: graphs that read them are of the past."""
-        self.reset()
-        self._watch()
-
-    def _watch(self) -> None:
-        self._weights = watch(self._modules)
-        self._scripted = scripted(self._modules)
-
-    def _refuse_moving_weights(self) -> None:
-        if self._weights.flags() is None:
-            raise ValueError(
-                "the function replaces a parameter or buffer of its module each time it runs; a "
-                "graph goes on reading the old one. Change it in place: buffer.copy_(...)"
-            )
+        self._plans.clear()  # of graphs that were replaced, too
 
     def _in_order(self) -> list[Size]:
         sizes = list(self._buckets.listed())
@@ -440,11 +375,6 @@ class GraphRunner:
         del program.captured[oldest.size]
         if not program.captured:
             del self._programs[way]
-        self._forget_plans()
-
-    def _forget_plans(self) -> None:
-        self._plans.clear()
-        self._settled.clear()
 
 
 def _axes_of(dim: Any) -> int:
@@ -458,12 +388,3 @@ def _axes_of(dim: Any) -> int:
             "says so for one tensor at least, and the same for all"
         )
     return axes.pop()
-
-
-def _largest(sizes: Sequence[Size]) -> list[Size]:
-    """Those that no other one holds."""
-    return [
-        size
-        for size in sizes
-        if not any(other != size and all(map(int.__le__, size, other)) for other in sizes)
-    ]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import bisect
-import math
-import operator
 from collections.abc import Iterable
 from typing import Protocol
 
-from .sizes import rung
-
-Size = tuple[int, ...]  # one number for each dynamic dimension
+from ..sizes import Size, cost, rung, sizes_of
 
 
 class Buckets(Protocol):
@@ -48,8 +44,7 @@ class ListedBuckets:
     def fit(self, size: Size) -> Size | None:
         # What is cheaper than the size itself cannot hold it.
         first = bisect.bisect_left(self._cheapest_first, cost(size), key=cost)
-        fitting = (b for b in self._cheapest_first[first:] if all(map(int.__le__, size, b)))
-        return next(fitting, None)
+        return next((b for b in self._cheapest_first[first:] if holds(b, size)), None)
 
     def listed(self) -> tuple[Size, ...]:
         return self._given
@@ -70,45 +65,33 @@ class LadderBuckets:
         return ()
 
 
-def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
-    """Sizes, as users list them.
+def holds(bucket: Size, size: Size) -> bool:
+    """Whether no dimension of the size is larger than that of the bucket."""
+    return all(map(int.__le__, size, bucket))
 
-    Raises:
-        ValueError: There are none, or one is no size, or has another number of dimensions than the
-            first.
+
+def largest_of(buckets: Buckets) -> str:
+    """The sizes that no other one holds, for an error."""
+    listed = buckets.listed()
+    largest = (size for size in listed if not any(o != size and holds(o, size) for o in listed))
+    return " or ".join(map(shown, largest))
+
+
+def neighbours_of(size: Size, buckets: Buckets) -> list[list[Size]]:
+    """For each axis sizes that differ along it only, the best first; none where no call is padded.
+
+    The smallest comes first, since what a function does for one row only shows there. A function
+    that cannot run at it is tried at the smallest that is listed, or at half the size.
     """
-    try:
-        listed = [_size(size) for size in sizes]
-    except TypeError as error:
-        raise ValueError(
-            f"sizes is {sizes!r}, but must be a sequence of integers or of tuples of them"
-        ) from error
-    if not listed:
-        raise ValueError("sizes is empty: there is nothing to capture")
-    for size in listed:
-        if len(size) != len(listed[0]):
-            raise ValueError(
-                f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
-            )
-    return listed
-
-
-def _size(given: int | Iterable[int]) -> Size:
-    numbers = given if hasattr(given, "__iter__") else (given,)
-    size = []
-    for number in numbers:
-        try:
-            size.append(operator.index(number))
-        except TypeError:
-            size.append(0)
-    if not size or min(size) < 1:
-        raise ValueError(f"sizes has {given!r}, but a size is an integer of at least 1")
-    return tuple(size)
-
-
-def cost(size: Size) -> tuple[int, Size]:
-    """Orders sizes by what a replay costs: about how many elements there are."""
-    return math.prod(size), size
+    listed = buckets.listed()
+    found: list[list[Size]] = []
+    for axis, extent in enumerate(size):
+        before, behind = size[:axis], size[axis + 1 :]
+        beside = [n for n in listed if n != size and (n[:axis], n[axis + 1 :]) == (before, behind)]
+        smallest, half = ((*before, n, *behind) for n in (1 if extent > 1 else 2, extent // 2 or 2))
+        never_padded = bool(listed) and all(other[axis] == 1 for other in listed)
+        found.append([] if never_padded else [smallest, min(beside, default=half)])
+    return found
 
 
 def shown(size: Size) -> str:

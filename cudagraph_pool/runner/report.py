@@ -6,9 +6,11 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ._buckets import Size, cost, shown
-from ._captures import Captured, Captures
-from ._table import format_table
+from .._table import format_table
+from ..sizes import Size, cost
+from .buckets import shown
+from .captures import Captures
+from .program import Captured
 
 _MIB = 1 << 20
 
