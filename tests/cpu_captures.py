@@ -30,7 +30,7 @@ try:
 except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
-from cudagraph_pool._graphs import _Turns
+from cudagraph_pool.pools import _Turns
 from cudagraph_pool.runner.captures import Span, Usage
 
 # What a graph changes autograd does not see.

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from .._adapter import load_adapter
 from .._forecast import count_nodes
-from .._graphs import GraphPool, _next_graph, graph
+from ..capture import _next_graph, graph
+from ..pools import GraphPool
 
 # Two marks in the work of a stream, of :meth:`Captures.mark`.
 Span = tuple[Any, Any]

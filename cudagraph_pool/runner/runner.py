@@ -13,9 +13,10 @@ from typing import Any, Literal, NoReturn
 import torch
 from tqdm import tqdm
 
-from .._allocator import _require_booleans
-from .._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
+from .._shared_exec import _EXEC_BUDGET
+from ..pools import GraphPool, _require_pool
 from ..sizes import Size, cost
+from ..switch import _require_booleans, _require_enabled
 from .arguments import Call, parameters_of, read_call, refuse_transforms
 from .buckets import Buckets, LadderBuckets, ListedBuckets, largest_of, shown
 from .captures import Captures, undisturbed

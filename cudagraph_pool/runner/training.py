@@ -94,12 +94,12 @@ def capture_backward(
     reached = {n: {id(x) for x in find_leaves([leaves[n]])} for n in places}
     homes = weights.places()
     parameters: list[Tensor] = []
-    for x in find_leaves([leaves[n] for n in places]):
-        if id(x) in homes:
-            parameters.append(x)
-        elif not any(x is given for given in inputs) and found_before.get(id(x)) is x:
+    for leaf in find_leaves([leaves[n] for n in places]):
+        if id(leaf) in homes:
+            parameters.append(leaf)
+        elif not any(leaf is x for x in inputs) and found_before.get(id(leaf)) is leaf:
             raise ValueError(
-                f"the outputs depend on a tensor of shape {tuple(x.shape)} that requires gradients "
+                f"the outputs depend on a tensor of shape {tuple(leaf.shape)} that requires gradients "
                 "and is neither an argument nor a parameter of the module: they would not reach "
                 "it. Pass the module itself or a method of it to GraphRunner, pass the tensor as "
                 "an argument, or call within torch.no_grad()"
