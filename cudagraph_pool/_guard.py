@@ -19,7 +19,7 @@ from ._happens_before import HappensBefore, Launch
 from ._workspaces import Workspaces, used_by, used_by_capture
 
 if TYPE_CHECKING:
-    from .pools import _Turns
+    from .pools import _ReplayOrder
 
 _listening: list[_Replays] = []  # in the order they began
 _native: Any = None  # what CUDAGraph.replay was before the first of them
@@ -61,14 +61,14 @@ def guard() -> Iterator[None]:
 class Lent:
     """What a tensor that a call returned was lent for: until the next replay of the pool."""
 
-    def __init__(self, turns: _Turns, number: int, what: str) -> None:
-        self._turns = turns
+    def __init__(self, order: _ReplayOrder, number: int, what: str) -> None:
+        self._order = order
         self._number = number
         self._what = what
 
     def check(self, operation: Any) -> None:
         """Raises RuntimeError if the memory has been overwritten since."""
-        number, what = self._turns.wrote
+        number, what = self._order.wrote
         if number != self._number:
             raise RuntimeError(
                 f"{operation} uses what call {self._number} of its pool returned, {self._what}, "
@@ -77,14 +77,14 @@ class Lent:
             )
 
 
-def lend_for(tensor: Tensor, turns: _Turns, number: int) -> Tensor:
+def lend_for(tensor: Tensor, order: _ReplayOrder, number: int) -> Tensor:
     """The same tensor, as one that is known to a guard."""
     owner = getattr(tensor.untyped_storage(), "_owner", None)
     if owner is None:
         return tensor  # not of the pool
     lent = borrow(tensor, owner)
     storage: Any = lent.untyped_storage()
-    storage._lent = Lent(turns, number, turns.what)
+    storage._lent = Lent(order, number, order.what)
     known = tensor.detach()  # which counts changes together with the tensor
     known.data = lent
     return known

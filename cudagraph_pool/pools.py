@@ -27,7 +27,7 @@ _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 _logger = logging.getLogger(__package__)
 
 
-class _Turns:
+class _ReplayOrder:
     """The order of the replays of one pool's graphs, if they are asked to: each overwrites what
     those before it left, on whatever streams.
 
@@ -48,7 +48,7 @@ class _Turns:
         self.wrote = (0, "")
         self._last: Callable[[], Any] = lambda: None
 
-    def order(self, stream: torch.cuda.Stream) -> None:
+    def follow(self, stream: torch.cuda.Stream) -> None:
         """Lets what ``stream`` gets next come after the last one."""
         if self.stream == stream:
             return
@@ -137,7 +137,7 @@ class GraphPool:
         self._exec_budget = exec_budget
         self._execs: _torch.ExecCache | None = None
         self._execs_lock = threading.Lock()
-        self._turns = _Turns()
+        self._order = _ReplayOrder()
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
         _pools[self._device.index, self._id] = self

@@ -30,7 +30,7 @@ try:
 except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
-from cudagraph_pool.pools import _Turns
+from cudagraph_pool.pools import _ReplayOrder
 from cudagraph_pool.runner.captures import Span, Usage
 
 # What a graph changes autograd does not see.
@@ -113,13 +113,13 @@ class CpuCaptures:
         self.device = torch.device("cpu")
         self.tapes: list[Tape] = []
         self.stream = Stream()
-        self.turns = _Turns()
+        self.order = _ReplayOrder()
         self.lock = threading.RLock()
 
     @contextmanager
     def in_a_row(self) -> Iterator[None]:
-        self.order(())
-        self.turns.begin("a capture")
+        self.follow(())
+        self.order.begin("a capture")
         yield
 
     def empty_caches(self) -> None:
@@ -169,9 +169,9 @@ class CpuCaptures:
         began, ended = span
         return float(ended - began)
 
-    def order(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
+    def follow(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
         stream: Any = self.stream
-        self.turns.order(stream)
+        self.order.follow(stream)
 
 
 class CpuRunner(cgp.GraphRunner):

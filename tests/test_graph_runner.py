@@ -182,7 +182,7 @@ def test_warm_ups_read_what_the_call_holds(order: Any) -> None:
 @pytest.mark.parametrize("dim", [0, (0,), (0, 1), {"x": (0, None), "y": (None, 0)}])
 def test_padding_after_any_calls(dim: Any, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """What any other graph has read is written over, by a copy or by filling it."""
-    monkeypatch.setattr("cudagraph_pool._static_inputs._COPIED_PADDING", copied)
+    monkeypatch.setattr("cudagraph_pool.runner.inputs._COPIED_PADDING", copied)
     chance = random.Random(3)
     grid = isinstance(dim, dict) or dim == (0, 1)
     run = runner(

@@ -1,4 +1,4 @@
-"""The arguments of a call: its tensors, and everything else as a key.
+"""What a call depends on: its tensors, and as a key everything else, with the module's weights.
 
 Calls with equal keys run the same Python code but for what tensors hold and how large they are.
 """
@@ -9,13 +9,15 @@ import enum
 import functools
 import inspect
 import types
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
+
+from .._adapter import load_adapter
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
 _CONSTANTS = (
@@ -27,19 +29,13 @@ Parameters = Sequence[inspect.Parameter]
 
 
 class Call(NamedTuple):
-    """The arguments of one call.
-
-    Attributes:
-        tensors: In the order of :mod:`torch.utils._pytree`.
-        way: What decides, of the arguments, which Python code the function runs.
-        shapes: Equal for calls whose tensors are alike in all but what they hold.
-    """
+    """The arguments of one call."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    tensors: Sequence[Tensor]
-    way: Hashable
-    shapes: Hashable
+    tensors: Sequence[Tensor]  # in the order of torch.utils._pytree
+    way: Hashable  # what decides which Python code the function runs
+    shapes: Hashable  # equal for calls whose tensors are alike in all but what they hold
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments with other tensors."""
@@ -51,10 +47,7 @@ class Call(NamedTuple):
 
 
 def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters) -> Call:
-    """Reads a call. It runs before each replay, so it is short where all arguments are tensors.
-
-    Arguments:
-        parameters: Of the function, for errors.
+    """Reads a call. It runs before each replay: it is short where all arguments are tensors.
 
     Raises:
         TypeError: An argument is neither a plain strided tensor nor a constant.
@@ -65,24 +58,19 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Paramet
         leaves, tree = pytree.tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, Tensor)]
         try:
-            others = enumerate(leaves)
-            constants = (
-                _node(tree),
-                *((n, _constant(x)) for n, x in others if not isinstance(x, Tensor)),
-            )
+            others = tuple(None if isinstance(x, Tensor) else _constant(x) for x in leaves)
+            constants = _node(tree), others
         except _NotConstantError as error:
             found = error.args[0]
-            names = named_leaves(parameters, args, kwargs)
-            path = next((name.path for name, x in names if x is found), "an argument")
             raise TypeError(
-                f"{path} holds a {type(found).__name__}, and what it stands for may change between "
-                "calls: a GraphRunner takes tensors and constants, in tuples, lists, dicts or what "
-                "is registered with torch.utils._pytree. Let the function find other objects itself"
+                f"{_path_of(found, parameters, args, kwargs)} holds a {type(found).__name__}, and "
+                "what it stands for may change between calls: a GraphRunner takes tensors and "
+                "constants, in tuples, lists, dicts or what is registered with "
+                "torch.utils._pytree. Let the function find other objects itself"
             ) from None
     for x in tensors:
         if not is_plain(x):
-            names = named_leaves(parameters, args, kwargs)
-            require_plain(x, next(name.path for name, leaf in names if leaf is x))
+            require_plain(x, _path_of(x, parameters, args, kwargs))
     way = len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])
     return Call(args, kwargs, tensors, way, tuple([(x.shape, x.dtype, x.device) for x in tensors]))
 
@@ -94,12 +82,11 @@ def is_plain(tensor: Tensor) -> bool:
 
 def require_plain(tensor: Tensor, what: str) -> None:
     """Raises TypeError for a tensor that is not plain."""
-    if is_plain(tensor):
-        return
-    kind = f"a {type(tensor).__name__}"
-    if type(tensor) in _PLAIN:
-        kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
-    raise TypeError(f"{what} is {kind}; a GraphRunner takes and returns plain strided tensors")
+    if not is_plain(tensor):
+        kind = f"a {type(tensor).__name__}"
+        if type(tensor) in _PLAIN:
+            kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
+        raise TypeError(f"{what} is {kind}; a GraphRunner takes and returns plain strided tensors")
 
 
 class _NotConstantError(Exception):
@@ -126,13 +113,9 @@ def _constant(value: Any) -> Hashable:
 
 
 def refuse_transforms(
-    tensors: Sequence[Tensor], weights: Callable[[], list[Tensor]] = list
+    tensors: Sequence[Tensor], weights: Callable[[], Iterable[Tensor]] = list
 ) -> None:
-    """Raises RuntimeError where a replay would be lost on what looks at each operation.
-
-    Arguments:
-        tensors, weights: Which may have tangents.
-    """
+    """Raises RuntimeError where a replay would be lost on what looks at each operation."""
     is_one = torch._C._functorch.peek_interpreter_stack() is not None
     is_one = is_one or any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
     if forward_ad._current_level >= 0:
@@ -157,19 +140,20 @@ def named_leaves(
     parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[tuple[Name, Any]]:
     """The leaves of a call. `*args` gives args[0], args[1], ..., as does what has no signature."""
-    names = [
-        (p.name, p.name)
-        for p in parameters
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-    ]
+    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    more = [(rest, f"{rest}[{n}]") for n in range(len(args) - len(names))]
-    names = [*names[: len(args)], *more, *((name, name) for name in kwargs)]
+    values = [(name, name, value) for name, value in zip(names, args, strict=False)]
+    values += [(rest, f"{rest}[{n}]", value) for n, value in enumerate(args[len(names) :])]
+    values += [(name, name, value) for name, value in kwargs.items()]
     return [
         (Name(parameter, name + path), leaf)
-        for (parameter, name), value in zip(names, (*args, *kwargs.values()), strict=True)
+        for parameter, name, value in values
         for path, leaf in flatten_with_paths(value)
     ]
+
+
+def _path_of(leaf: Any, *call: Any) -> str:
+    return next((name.path for name, x in named_leaves(*call) if x is leaf), "an argument")
 
 
 def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
@@ -180,20 +164,43 @@ def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
         return [(f"[{n}]", leaf) for n, leaf in enumerate(pytree.tree_leaves(tree))]
 
 
-def parameters_of(function: Callable[..., Any]) -> Parameters:
-    """Those of forward of a module, also of a compiled one. None of what has no signature."""
+def parameters_of(function: Any) -> Parameters:
+    """Of a module those of its forward, wrapped, compiled or not; none without a signature."""
+    function = inspect.unwrap(function)
+    bound = function if isinstance(function, functools.partial) else functools.partial(function)
+    function = getattr(bound.func, "_orig_mod", bound.func)
+    function = function.forward if isinstance(function, nn.Module) else function
     try:
-        return list(inspect.signature(_signed(function)).parameters.values())
+        signature = inspect.signature(functools.partial(function, *bound.args, **bound.keywords))
     except (TypeError, ValueError):
         return []
+    return list(signature.parameters.values())
 
 
-def _signed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What has the signature: a module has it where its forward does, wrapped or not."""
-    function = inspect.unwrap(function)
-    if isinstance(function, functools.partial):
-        return functools.partial(_signed(function.func), *function.args, **function.keywords)
-    if isinstance(function, nn.Module):
-        forward: Callable[..., Any] = getattr(function, "_orig_mod", function).forward
-        return forward
-    return function
+class Weights:
+    """Where the parameters and buffers of a module are. It holds the dictionaries of the module's
+    parts, and no tensors: whoever moves weights away gets their memory back.
+    """
+
+    def __init__(self, function: Any) -> None:
+        while isinstance(function, functools.partial):
+            function = function.func
+        module = getattr(function, "__self__", function)  # that a method is of
+        parts = list(module.modules()) if isinstance(module, nn.Module) else []
+        homes = (home for part in parts for home in (part._parameters, part._buffers))
+        self._homes = [home for home in homes if isinstance(home, dict)]  # not TorchScript's
+        self._attributes = [vars(part) for part in parts]
+        self._read = load_adapter().read_weights
+
+    def read(self) -> tuple[bytes, bytes]:
+        """The addresses of all, and flags: which require gradients, which parts are in training."""
+        addresses, flags = self._read(self._homes, self._attributes)
+        return addresses, flags
+
+    def places(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+        """Each of them, behind where it is kept."""
+        for home in self._homes:
+            yield from ((home, name, tensor) for name, tensor in home.items() if tensor is not None)
+
+    def tensors(self) -> list[Tensor]:
+        return [tensor for _, _, tensor in self.places()]

@@ -21,17 +21,11 @@ Span = tuple[Any, Any]
 
 
 class Usage(NamedTuple):
-    """Bytes.
+    """Bytes."""
 
-    Attributes:
-        pool: What the pool holds.
-        execs: What the driver has taken for executables that were made at captures.
-        peak: The most that the last capture had allocated at once, with what lived before.
-    """
-
-    pool: int
-    execs: int
-    peak: int
+    pool: int  # that the pool holds
+    execs: int  # that the driver has taken for executables that were made at captures
+    peak: int  # that the last capture had allocated at once, with what lived before
 
 
 class Captures:
@@ -44,7 +38,7 @@ class Captures:
     def __init__(self, pool: GraphPool, shared_exec: bool | None, own_workspace: bool) -> None:
         self.device = pool.device
         self.pool = pool
-        self.turns = pool._turns
+        self.order = pool._order
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
         self._exec_bytes = 0
         self._own_workspace = own_workspace
@@ -58,10 +52,10 @@ class Captures:
         pre: ``lock`` is held.
         """
         current = torch.cuda.current_stream(self.device)
-        with self.turns.lock:
-            self.order(())
+        with self.order.lock:
+            self.follow(())
             self._stream.wait_stream(current)
-            self.turns.begin("a capture")
+            self.order.begin("a capture")
         if self._own_workspace:
             self.synchronize()  # a graph of the pool that had the stream before may still run
         # What graphs hold of cuBLAS's workspaces is not made anew.
@@ -72,9 +66,9 @@ class Captures:
         finally:
             # Now, since a later call does not hold ``lock``: it would be drawn into the capture
             # that another thread has begun on the stream by then.
-            with self.turns.lock:
+            with self.order.lock:
                 current.wait_stream(self._stream)
-                self.turns.order(current)
+                self.order.follow(current)
 
     def empty_caches(self) -> None:
         """Before captures, as torch.cuda.graph does before each."""
@@ -85,9 +79,7 @@ class Captures:
     def capture(self, work: Callable[[], None]) -> Any:
         """A graph of the work. pre: it is one of some :meth:`in_a_row`."""
         captured = torch.cuda.CUDAGraph(keep_graph=True)  # so that its nodes can be counted
-        # What other threads do with CUDA meanwhile, as those that pin memory for a loader, is none
-        # of the capture's business.
-        mode = "thread_local"
+        mode = "thread_local"  # other threads may pin memory for a loader meanwhile
         with _next_graph(captured, self.pool, self._stream, mode, shared_exec=self._shared_exec):
             work()
         if not self._shared_exec:
@@ -130,9 +122,9 @@ class Captures:
         began, ended = span
         return float(began.elapsed_time(ended)) * 1e-3
 
-    def order(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
+    def follow(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
         """Lets what the current stream gets next come after the last replay of the pool.
-        pre: ``turns.lock`` is held until the next one is launched.
+        pre: ``order.lock`` is held until the next one is launched.
 
         Arguments:
             written: What it writes to, which another stream has allocated.
@@ -147,12 +139,12 @@ class Captures:
                 "graphs of its pool must not become part of another one. Capture what it runs"
             )
         current = torch._C._cuda_getCurrentRawStream(self.device.index)
-        last = self.turns.stream
+        last = self.order.stream
         is_known = streams is None or current in streams
         if is_known and last is not None and last.cuda_stream == current:
             return  # as of most calls, which need no Stream object for it
         stream = torch.cuda.current_stream(self.device)
-        self.turns.order(stream)
+        self.order.follow(stream)
         if streams is not None and not is_known:
             for tensor in written:
                 tensor.record_stream(stream)

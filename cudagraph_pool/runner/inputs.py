@@ -14,8 +14,7 @@ from .._borrow import counting_changes
 from ..sizes import Size
 from .arguments import Name
 
-# For each axis of a size the dimensions of a tensor that it is the extent of.
-Dims = tuple[tuple[int, ...], ...]
+Dims = tuple[tuple[int, ...], ...]  # for each axis of a size those of a tensor that follow it
 
 # Several tensors of one of these are copied by one launch. Torch 2.11 has no kernel for others.
 _COPIED_TOGETHER = frozenset(
@@ -33,17 +32,11 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A tensor argument, as all captures of one program have it.
-
-    Attributes:
-        dims: Of each axis of a size.
-        shape: Its extents; those of dynamic dimensions are -1.
-        pad: What its padding is filled with.
-    """
+    """A tensor argument, as all captures of one program have it."""
 
     name: Name
     dims: Dims
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # -1 for dynamic dimensions
     pad: float
     dtype: torch.dtype
     memory_format: torch.memory_format
@@ -54,17 +47,17 @@ class Input:
         """As ``tensor`` is.
 
         Raises:
-            ValueError: It has not the dimensions that were said to be dynamic, or cannot hold the
-                padding.
+            ValueError: It lacks a dimension that is said to be dynamic, or cannot hold the padding.
         """
+        rank = tensor.dim()
         for dim in _flat(dims):
-            if not -tensor.dim() <= dim < tensor.dim():
+            if not -rank <= dim < rank:
                 raise ValueError(
                     f"{name.path} has the shape {tuple(tensor.shape)}, but its dimension {dim} "
                     "should be dynamic; say which ones are: dim={'name of the argument': ...}, "
                     "None for none"
                 )
-        dims = tuple(tuple(dim % tensor.dim() for dim in of_axis) for of_axis in dims)
+        dims = tuple(tuple(dim % rank for dim in of_axis) for of_axis in dims)
         dynamic = _flat(dims)
         if len(set(dynamic)) < len(dynamic):
             raise ValueError(f"dim names a dimension of {name.path} twice: {dims}")
@@ -78,33 +71,30 @@ class Input:
                     "it for each: pad={'name of the argument': ...}, 0 for others"
                 )
         shape = tuple(-1 if dim in dynamic else n for dim, n in enumerate(tensor.shape))
-        form = _memory_format(tensor)
+        form = _FORMATS.get(rank, torch.contiguous_format)
+        if tensor.is_contiguous() or not tensor.is_contiguous(memory_format=form):
+            form = torch.contiguous_format
         return cls(name, dims, shape, pad, tensor.dtype, form, tensor.requires_grad)
 
     def shape_at(self, size: Size) -> list[int]:
         """Its extents at a size."""
-        shape = list(self.shape)
-        for extent, of_axis in zip(size, self.dims, strict=True):
-            for dim in of_axis:
-                shape[dim] = extent
-        return shape
+        extents = {dim: n for n, of_axis in zip(size, self.dims, strict=True) for dim in of_axis}
+        return [extents.get(dim, n) for dim, n in enumerate(self.shape)]
 
     def check(self, tensor: Tensor, device: torch.device) -> None:
         """Raises ValueError if graphs that were captured for this input cannot read ``tensor``."""
-        path = self.name.path
+        said = None
         if tensor.device != device:
-            raise ValueError(
-                f"{path} is on {tensor.device}, but the graphs are on {device}: pass it there"
-            )
-        if tensor.dtype != self.dtype:
-            raise ValueError(f"{path} has dtype {tensor.dtype}, but was captured with {self.dtype}")
-        if len(self.shape) != tensor.dim() or any(
-            static not in (-1, n) for static, n in zip(self.shape, tensor.shape, strict=True)
+            said = f"is on {tensor.device}, but the graphs are on {device}: pass it there"
+        elif tensor.dtype != self.dtype:
+            said = f"has dtype {tensor.dtype}, but was captured with {self.dtype}"
+        elif len(self.shape) != tensor.dim() or any(
+            own not in (-1, n) for own, n in zip(self.shape, tensor.shape, strict=True)
         ):
             shape = ", ".join("any" if n == -1 else str(n) for n in self.shape)
-            raise ValueError(
-                f"{path} has the shape {tuple(tensor.shape)}, but was captured with ({shape})"
-            )
+            said = f"has the shape {tuple(tensor.shape)}, but was captured with ({shape})"
+        if said is not None:
+            raise ValueError(f"{self.name.path} {said}")
 
 
 def cut(tensor: Tensor, dims: Dims, size: Size) -> Tensor:
@@ -132,10 +122,9 @@ def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Si
             for dim in given.dims[axis]
         }
         if not found:
+            of_axis = f" of axis {axis} of the sizes" if axes > 1 else ""
             raise ValueError(
-                "no argument has a dynamic dimension"
-                + (f" of axis {axis} of the sizes" if axes > 1 else "")
-                + ": dim says which tensors have which"
+                f"no argument has a dynamic dimension{of_axis}: dim says which tensors have which"
             )
         (first, extent), *others = found.items()
         for other, n in others:
@@ -151,17 +140,12 @@ class Static(NamedTuple):
     """The tensor that the graph of one size reads.
 
     Attributes:
-        padding: What is copied to the part that a call does not fill: a constant of the same
+        padding: A constant, copied to the part that a call does not fill. It is of the same
             storage, so that a stream which uses one is known to use the other.
     """
 
     tensor: Tensor
     padding: Tensor
-
-    def bytes(self) -> Tensor:
-        """What it holds."""
-        memory = self.tensor.detach().as_strided((self.tensor.numel(),), (1,))
-        return memory.view(torch.uint8)
 
 
 class StaticInputs:
@@ -173,9 +157,7 @@ class StaticInputs:
             live on in the graphs that read them.
     """
 
-    def __init__(
-        self, inputs: Sequence[Input], device: torch.device, sizes: Sequence[Size]
-    ) -> None:
+    def __init__(self, inputs: Sequence[Input], device: torch.device, sizes: Iterable[Size]):
         self.inputs = inputs
         self._device = device
         largest = [max(math.prod(given.shape_at(size)) for size in sizes) for given in inputs]
@@ -189,22 +171,20 @@ class StaticInputs:
         with counting_changes():
             for place, given in enumerate(self.inputs):
                 shape = given.shape_at(size)
-                if math.prod(shape) > len(self._buffers[place][0]):
+                if math.prod(shape) > len(self._buffers[place].tensor):
                     self._buffers[place] = self._new_buffer(given, math.prod(shape))
                 memory, padding = self._buffers[place]
                 view = _dense(memory, shape, given.memory_format).detach()
                 statics.append(Static(view.requires_grad_(given.requires_grad), padding))
         return statics
 
-    def _new_buffer(self, given: Input, elements: int) -> tuple[Tensor, Tensor]:
-        """Memory for so many elements, and padding."""
+    def _new_buffer(self, given: Input, elements: int) -> Static:
         most = _COPIED_PADDING // given.dtype.itemsize
         padding = min(elements, most) if any(given.dims) and given.dtype in _COPIED_TOGETHER else 0
+        size = (elements + padding,)
         with counting_changes():
-            both = torch.full(
-                (elements + padding,), given.pad, dtype=given.dtype, device=self._device
-            )
-            return both[:elements], both[elements:]
+            both = torch.full(size, given.pad, dtype=given.dtype, device=self._device)
+            return Static(both[:elements], both[elements:])
 
 
 class Copies:
@@ -216,49 +196,45 @@ class Copies:
 
     def __init__(self, inputs: Iterable[Input], statics: Iterable[Static], size: Size) -> None:
         self._fills: list[tuple[Tensor, float]] = []
-        # Of those that are copied by one launch: the places of tensors, targets, and padding for
-        # the last of these.
-        self._groups: list[tuple[list[int], list[Tensor], list[Tensor]]] = []
-        found: dict[Any, tuple[list[int], list[Tensor], list[Tensor], list[Tensor]]] = {}
+        # Copied by one launch each: the places of tensors, and their targets; then padding.
+        self._groups: dict[Any, tuple[list[int], list[Tensor], list[Tensor]]] = {}
+        padded = []
         for place, (given, static) in enumerate(zip(inputs, statics, strict=True)):
             key = given.dtype if given.dtype in _COPIED_TOGETHER else place
-            places, targets, parts, paddings = found.setdefault(key, ([], [], [], []))
+            places, targets, _ = self._groups.setdefault(key, ([], [], []))
             target = static.tensor.detach()
             for extent, of_axis in zip(size, given.dims, strict=True):
                 for dim in of_axis:
-                    if extent == target.shape[dim]:
-                        continue
                     part = target.narrow(dim, extent, target.shape[dim] - extent)
                     target = target.narrow(dim, 0, extent)
                     dense = part.is_contiguous(memory_format=given.memory_format)
-                    if dense and part.numel() <= len(static.padding):
-                        parts.append(part)
-                        paddings.append(_dense(static.padding, part.shape, given.memory_format))
-                    else:
+                    if dense and 0 < part.numel() <= len(static.padding):
+                        source = _dense(static.padding, part.shape, given.memory_format)
+                        padded.append((key, part, source))
+                    elif part.numel():
                         self._fills.append((part, given.pad))
             places.append(place)
             targets.append(target)
-        for places, targets, parts, paddings in found.values():
-            self._groups.append((places, targets + parts, paddings))
+        for key, part, source in padded:
+            self._groups[key][1].append(part)
+            self._groups[key][2].append(source)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         for part, value in self._fills:
             part.fill_(value)
-        for places, targets, paddings in self._groups:
+        for places, targets, padding in self._groups.values():
             if len(targets) == 1:
                 targets[0].copy_(tensors[places[0]])
             else:
-                torch._foreach_copy_(targets, [*map(tensors.__getitem__, places), *paddings])
+                torch._foreach_copy_(targets, [*map(tensors.__getitem__, places), *padding])
 
 
 def check_names(
     option: str, by_name: Any, names: Sequence[Name], parameters: Iterable[str]
 ) -> None:
     """Raises ValueError if a mapping names an argument that the function has not."""
-    if not isinstance(by_name, Mapping):
-        return
     known = {name.parameter for name in names} | {name.path for name in names}
-    unknown = set(by_name) - known - set(parameters)
+    unknown = set(by_name if isinstance(by_name, Mapping) else ()) - known - set(parameters)
     if unknown:
         raise ValueError(
             f"{option} names {sorted(unknown, key=str)}, but the arguments passed are "
@@ -267,32 +243,20 @@ def check_names(
 
 
 def dims_of(dim: Any, name: Name, axes: int) -> Dims:
-    """What ``dim`` of :class:`GraphRunner` says of one argument.
-
-    Raises:
-        ValueError: It says something of another number of axes than sizes have.
-    """
+    """What ``dim`` of :class:`GraphRunner` says of one argument."""
     if isinstance(dim, Mapping):
         dim = dim.get(name.path, dim.get(name.parameter))
     if dim is None:
         return ((),) * axes
-    entries = (dim,) if isinstance(dim, int) else dim
-    dims = isinstance(entries, tuple) and tuple(map(_dims_of_axis, entries))
-    if not dims or not all(isinstance(x, int) for x in _flat(dims)):
+    entries = dim if isinstance(dim, tuple) else (dim,)
+    dims = tuple(() if x is None else x if isinstance(x, tuple) else (x,) for x in entries)
+    if len(dims) != axes or not all(isinstance(x, int) for x in _flat(dims)):
         raise ValueError(
             f"dim is {dim!r} for {name.path}, but must be an integer, None, or a tuple with an "
-            "entry for each dimension of a size: an integer, None, or a tuple of integers"
-        )
-    if len(dims) != axes:
-        raise ValueError(
-            f"dim is {dim!r} for {name.path}, but a size has {axes} number(s): "
-            "dim has one entry for each"
+            f"entry for each of the {axes} number(s) of a size: an integer, None, or a tuple of "
+            "integers"
         )
     return dims
-
-
-def _dims_of_axis(entry: Any) -> tuple[Any, ...]:
-    return () if entry is None else entry if isinstance(entry, tuple) else (entry,)
 
 
 def pad_of(pad: Any, name: Name) -> float:
@@ -315,16 +279,5 @@ def _flat(dims: Iterable[tuple[Any, ...]]) -> list[Any]:
 
 def _dense(memory: Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
     """A tensor on the beginning of the memory."""
-    if memory_format == torch.contiguous_format:
-        strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
-    else:
-        strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
+    strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
     return memory.as_strided(shape, strides)
-
-
-def _memory_format(tensor: Tensor) -> torch.memory_format:
-    """What a dense tensor is laid out in; contiguous for those that are neither."""
-    last = _FORMATS.get(tensor.dim())
-    if last is not None and not tensor.is_contiguous() and tensor.is_contiguous(memory_format=last):
-        return last
-    return torch.contiguous_format

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from .._table import format_table
-from ..sizes import Size, cost
+from ..sizes import Size
 from .buckets import shown
-from .captures import Captures
-from .program import Captured
 
 _MIB = 1 << 20
 
@@ -39,53 +35,18 @@ class SizeReport:
     pool_bytes: int
     driver_bytes: int
     capture_seconds: float
-    eager_seconds: float | None
-    replay_seconds: float | None
+    eager_seconds: float | None = None
+    replay_seconds: float | None = None
 
 
 class Report(list[SizeReport]):
     r"""A :class:`SizeReport` for each captured size, smallest first."""
 
-    @classmethod
-    def of(cls, captures: Captures, programs: Iterable[Mapping[Size, Captured]]) -> Report:
-        """Of the sizes of some programs, one after the other."""
-        rows = cls()
-        for captured in programs:
-            rows += (_row(captures, captured[size]) for size in sorted(captured, key=cost))
-        return rows
-
     def __str__(self) -> str:
-        head = ["size", "nodes", "peak", "pool", "driver", "capture", "eager", "replay"]
-        rows = [head]
+        rows = [["size", "nodes", "peak", "pool", "driver", "capture", "eager", "replay"]]
         for row in self:
-            rows.append(
-                [
-                    shown(row.size),
-                    str(row.nodes),
-                    *(f"{n / _MIB:,.1f}" for n in (row.peak_bytes, row.pool_bytes)),
-                    f"{row.driver_bytes / _MIB:,.1f}",
-                    *(_ms(s) for s in (row.capture_seconds, row.eager_seconds, row.replay_seconds)),
-                ]
-            )
+            sizes = row.peak_bytes, row.pool_bytes, row.driver_bytes
+            times = row.capture_seconds, row.eager_seconds, row.replay_seconds
+            cells = [shown(row.size), str(row.nodes), *(f"{n / _MIB:,.1f}" for n in sizes)]
+            rows.append([*cells, *("-" if s is None else f"{s * 1e3:,.3f}" for s in times)])
         return "sizes in MiB, times in ms\n" + format_table(rows)
-
-
-def _row(captures: Captures, captured: Captured) -> SizeReport:
-    graphs = [captured.forward]
-    if captured.backward is not None:
-        graphs.append(captured.backward.graph)
-    samples = [captures.seconds(sample) for sample in captured.samples]
-    return SizeReport(
-        captured.size,
-        sum(map(captures.count_nodes, graphs)),
-        captured.peak_bytes,
-        captured.pool_bytes,
-        captured.driver_bytes,
-        captured.seconds,
-        None if captured.eager is None else captures.seconds(captured.eager),
-        statistics.median(samples) if samples else None,
-    )
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:,.3f}"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -17,12 +19,12 @@ from .._shared_exec import _EXEC_BUDGET
 from ..pools import GraphPool, _require_pool
 from ..sizes import Size, cost
 from ..switch import _require_booleans, _require_enabled
-from .arguments import Call, parameters_of, read_call, refuse_transforms
-from .buckets import Buckets, LadderBuckets, ListedBuckets, largest_of, shown
+from .arguments import Call, Weights, parameters_of, read_call, refuse_transforms
+from .buckets import Buckets, shown
 from .captures import Captures, undisturbed
-from .program import Plan, Program
+from .plan import Plan
+from .program import Program, Setup
 from .report import Report
-from .weights import Weights
 
 Order = Literal["largest_first", "smallest_first", "given"]
 
@@ -147,29 +149,20 @@ class GraphRunner:
                 raise TypeError(f"{name} is {value!r}, but must be an integer")
         if warmup < 0:
             raise ValueError(f"warmup is {warmup}, but must be 0 or more")
-        self._buckets: Buckets
-        if isinstance(sizes, str):
-            if sizes != "auto":
-                raise ValueError(f"sizes is {sizes!r}, but must be a sequence or 'auto'")
-            self._buckets = LadderBuckets(_axes_of(dim), padding)
-        else:
-            self._buckets = ListedBuckets(sizes)
-        self._lazy = lazy or isinstance(self._buckets, LadderBuckets)
+        buckets = Buckets(sizes, dim, padding)
+        self._lazy = lazy or not buckets.listed
         if max_graphs is not None and (max_graphs < 1 or not self._lazy):
             raise ValueError(
                 f"max_graphs is {max_graphs}: it must be at least 1, and is for graphs that are "
                 "captured when they are used, with lazy=True or sizes='auto'"
             )
-        self._function = function
-        self._weights = Weights(function)
-        self._dim, self._pad = dim, pad
         self._warmup, self._order, self._overflow = warmup, order, overflow
-        self._clone_outputs, self._max_graphs = clone_outputs, max_graphs
-        self._progress = progress
-        self._captures = self._new_captures(pool, shared_exec, own_workspace)
-        self._device_type = self._captures.device.type
-        self._parameters = parameters_of(function)
-        kinds = {parameter.kind for parameter in self._parameters}
+        self._clone_outputs, self._max_graphs, self._progress = clone_outputs, max_graphs, progress
+        captures = self._new_captures(pool, shared_exec, own_workspace)
+        parameters = parameters_of(function)
+        weights = Weights(function)
+        self._setup = Setup(function, parameters, weights, captures, buckets, dim, pad)
+        kinds = {parameter.kind for parameter in parameters}
         # Whether the function cannot see in which order they come.
         self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
         self._lock = threading.RLock()
@@ -194,7 +187,7 @@ class GraphRunner:
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
         with self._lock:
-            call, key = self._read(args, kwargs)
+            call, _, key = self._read(args, kwargs)
             plan = self._plans.get(key, _UNKNOWN)
             if plan is not None and plan is not _UNKNOWN:
                 leaves = self._replay(plan, call)
@@ -204,7 +197,7 @@ class GraphRunner:
                 if plan is not None:
                     leaves = self._replay(plan, call)
         if plan is None:
-            return self._function(*args, **kwargs)
+            return self._setup.function(*args, **kwargs)
         return plan.assemble(leaves)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
@@ -215,10 +208,10 @@ class GraphRunner:
     def reset(self) -> None:
         r"""Let go of all graphs. The next call captures again."""
         with self._alone():
-            self._captures.synchronize()
+            self._setup.captures.synchronize()
             self._programs.clear()
             self._plans.clear()
-            self._weights = Weights(self._function)
+            self._setup = self._setup._replace(weights=Weights(self._setup.function))
 
     def report(self) -> Report:
         r"""Return a list of what each size cost and gains; printed, it is a table.
@@ -226,9 +219,18 @@ class GraphRunner:
         Each entry has ``size``, ``nodes``, ``peak_bytes``, ``pool_bytes``, ``driver_bytes``,
         ``capture_seconds``, ``eager_seconds`` and ``replay_seconds``; ``help()`` of one says more.
         """
+        captures = self._setup.captures
         with self._alone():
-            self._captures.synchronize()
-            return Report.of(self._captures, (p.captured for p in self._programs.values()))
+            captures.synchronize()
+            rows = Report()
+            for program in self._programs.values():
+                for size in sorted(program.captured, key=cost):
+                    captured = program.captured[size]
+                    samples = [captures.seconds(span) for span in captured.samples]
+                    replay = statistics.median(samples) if samples else None
+                    eager = captured.eager and captures.seconds(captured.eager)
+                    rows.append(replace(captured.cost, eager_seconds=eager, replay_seconds=replay))
+            return rows
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GraphRunner cannot be copied or pickled: its graphs are this process's")
@@ -255,15 +257,15 @@ class GraphRunner:
         """No capture is under way, and no call of this runner. In this order: what is captured may
         call another runner.
         """
-        with self._captures.lock, self._lock:
+        with self._setup.captures.lock, self._lock:
             yield
 
     def _replay(self, plan: Plan, call: Call) -> list[Any]:
         plan.captured.last_used = next(self._calls)
         return plan.run(call.tensors, self._clone_outputs)
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any]:
-        """A call, and the key of those that are run alike."""
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any, Any]:
+        """A call; the key of those that run the same code; and that of those that run alike."""
         if self._capturing:
             raise RuntimeError(
                 "the function calls the GraphRunner that captures it: a module whose forward is "
@@ -271,79 +273,72 @@ class GraphRunner:
             )
         if kwargs and self._sorts_keywords:
             kwargs = dict(sorted(kwargs.items()))
-        call = read_call(args, kwargs, self._parameters)
-        refuse_transforms(call.tensors, self._weights.tensors)
-        return call, (call.way, call.shapes, self._modes(), self._weights.read())
-
-    def _modes(self) -> Any:
-        """What else than arguments and weights decides what the function does."""
-        device = self._device_type
-        autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-        return torch.is_grad_enabled(), autocast
+        weights, device = self._setup.weights, self._setup.captures.device.type
+        call = read_call(args, kwargs, self._setup.parameters)
+        refuse_transforms(call.tensors, weights.tensors)
+        casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
+        addresses, flags = weights.read()
+        way = call.way, torch.is_grad_enabled(), casts, flags
+        return call, way, (way, call.shapes, addresses)
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan | None, Call]:
         """How this call is run, captures what that needs. None: by the function itself.
         pre: :meth:`_alone`.
         """
-        call, key = self._read(args, kwargs)
+        call, way, key = self._read(args, kwargs)
         plan = self._plans.get(key, _UNKNOWN)
-        if plan is _UNKNOWN:
-            plan = self._new_plan(call)
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            _, key = self._read(args, kwargs)  # weights may have been made
-            self._plans[key] = plan
-        return plan, call
-
-    def _new_plan(self, call: Call) -> Plan | None:
-        addresses, flags = self._weights.read()
-        program = self._programs.get((call.way, self._modes(), flags)) or Program(
-            self._function,
-            self._weights,
-            self._parameters,
-            call,
-            self._captures,
-            self._buckets,
-            self._dim,
-            self._pad,
-        )
+        if plan is not _UNKNOWN:
+            return plan, call
+        program = self._programs.get(way) or Program(self._setup, call)
         size = program.size_of(call)
-        bucket = self._buckets.fit(size)
-        if bucket is None:
-            if self._overflow == "eager":
-                return None
+        buckets = self._setup.buckets
+        bucket = buckets.fit(size)
+        plan = None
+        if bucket is not None:
+            captured = program.captured.get(bucket)
+            if captured is None or captured.addresses != self._setup.weights.read()[0]:
+                everything = captured is None and not self._lazy
+                self._capture(program, call, size, self._in_order() if everything else [bucket])
+                _, way, key = self._read(args, kwargs)  # weights may have been made
+                self._programs[way] = program
+                self._make_room()
+            plan = Plan(program, program.captured[bucket], size)
+        elif self._overflow == "error":
             raise ValueError(
                 f"the call has size {shown(size)}, but the largest that was captured is "
-                f"{largest_of(self._buckets)}; capture a larger one, or pass overflow='eager' to "
-                "run such calls eagerly"
+                f"{buckets.largest()}; capture a larger one, or pass overflow='eager' to run such "
+                "calls eagerly"
             )
-        captured = program.captured.get(bucket)
-        if captured is None:
-            self._capture(program, call, size, [bucket] if self._lazy else self._in_order())
-        elif captured.addresses != addresses:
-            self._capture(program, call, size, [bucket])
-        return program.plan(size, bucket)
+        if len(self._plans) >= _MAX_PLANS:
+            self._plans.clear()
+        self._plans[key] = plan
+        return plan, call
 
     def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:
         """Captures some buckets. Where one fails none of these is left."""
-        before = dict(program.captured)
+        before, weights, captures = (
+            dict(program.captured),
+            self._setup.weights,
+            self._setup.captures,
+        )
         shows = self._progress and len(sizes) > 1 and sys.stderr is not None
         bar = tqdm(sizes, unit="graph", disable=not shows)
         self._capturing = True
+        at = sizes[0]
         try:
-            with undisturbed(), self._captures.in_a_row():
+            with undisturbed(), captures.in_a_row():
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
                     program.warm_up(call, size, at, self._warmup)
-                addresses, _ = self._weights.read()  # some may be made when it first runs
-                self._captures.empty_caches()
-                used = self._captures.usage()
+                addresses, _ = weights.read()  # some may be made when it first runs
+                captures.empty_caches()
+                used = captures.usage()
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
                     used = program.capture(call, at, used)
                     program.captured[at].last_used = next(self._calls)
                     bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
-            if self._weights.read()[0] != addresses:
+            if weights.read()[0] != addresses:
                 raise ValueError(
                     "the function replaces a parameter or buffer of its module each time it runs; "
                     "a graph goes on reading the old one. Change it in place: buffer.copy_(...)"
@@ -355,37 +350,22 @@ class GraphRunner:
         finally:
             self._capturing = False
             bar.close()
-        self._programs[call.way, self._modes(), self._weights.read()[1]] = program
-        self._make_room()
-        self._plans.clear()  # of graphs that were replaced, too
+        self._plans.clear()  # those of graphs that were replaced, too
 
     def _in_order(self) -> list[Size]:
-        sizes = list(self._buckets.listed())
+        sizes = self._setup.buckets.listed
         if self._order == "given":
             return sizes
         return sorted(sizes, key=cost, reverse=self._order == "largest_first")
 
     def _make_room(self) -> None:
         """Lets the graph go that was not used for the longest time, if there are too many."""
-        captured = [(way, c) for way, p in self._programs.items() for c in p.captured.values()]
+        captured = [(way, size) for way, p in self._programs.items() for size in p.captured]
         if self._max_graphs is None or len(captured) <= self._max_graphs:
             return
-        way, oldest = min(captured, key=lambda entry: entry[1].last_used)
-        self._captures.synchronize()
-        program = self._programs[way]
-        del program.captured[oldest.size]
-        if not program.captured:
+        age = {(w, size): self._programs[w].captured[size].last_used for w, size in captured}
+        way, oldest = min(captured, key=age.__getitem__)
+        self._setup.captures.synchronize()
+        del self._programs[way].captured[oldest]
+        if not self._programs[way].captured:
             del self._programs[way]
-
-
-def _axes_of(dim: Any) -> int:
-    """How many numbers a size has, by what ``dim`` says."""
-    entries = list(dim.values()) if isinstance(dim, Mapping) else [dim]
-    entries = [(entry,) if isinstance(entry, int) else entry for entry in entries]
-    axes = {len(entry) if isinstance(entry, tuple) else 0 for entry in entries if entry is not None}
-    if len(axes) != 1 or 0 in axes:
-        raise ValueError(
-            f"dim is {dim!r}: with sizes='auto' it says how many dynamic dimensions there are, and "
-            "says so for one tensor at least, and the same for all"
-        )
-    return axes.pop()
