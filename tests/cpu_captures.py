@@ -87,6 +87,11 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
                     if target is not None:
                         target.data.copy_(value)
 
+    def forget(self) -> None:
+        """What was captured: it is not replayed any more."""
+        self._operations.clear()
+        self.allocated.clear()
+
     def addresses(self) -> set[int]:
         return {_address(tensor) for tensor in self.allocated}
 
@@ -219,6 +224,26 @@ def rows(n: int, columns: int = 6, **options: Any) -> Tensor:
 
 def double(x: Tensor) -> Tensor:
     return x * 2
+
+
+class Made(nn.Module):  # type: ignore[misc]
+    """A module of a function, which is given the module, and its weights."""
+
+    def __init__(self, function: Callable[..., Any], **weights: Any) -> None:
+        super().__init__()
+        self._function = function
+        for name, weight in weights.items():
+            if isinstance(weight, (nn.Module, nn.Parameter)):
+                setattr(self, name, weight)
+            else:
+                self.register_buffer(name, weight)
+
+    def forward(self, *args: Any) -> Any:
+        return self._function(self, *args)
+
+
+def weight(*shape: int, value: float = 1) -> nn.Parameter:
+    return nn.Parameter(torch.full(shape, float(value)))
 
 
 class Quantized(Tensor):  # type: ignore[misc]

@@ -17,11 +17,11 @@ pytest.importorskip("torch")
 
 import torch
 from cpu_captures import CpuCaptures, CpuRunner, Tape, double, rows
+from cudagraph_pool._captures import Captures, _address
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cudagraph_pool._captures import Captures, _address
 from cudagraph_pool.capture import graph
 
 

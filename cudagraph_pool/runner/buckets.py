@@ -17,7 +17,7 @@ class Buckets:
     def __init__(self, sizes: Iterable[int | Iterable[int]] | str, dim: Any, padding: float):
         self._padding = padding
         self.listed: list[Size] = []
-        if sizes == "auto":
+        if isinstance(sizes, str) and sizes == "auto":
             rung(1, padding)  # refuses what is no padding
             self.axes = _axes_of(dim)
         elif isinstance(sizes, str):

@@ -64,7 +64,7 @@ class Cuts:
     ) -> None:
         self._size, self._outputs = size, outputs_at(size)
         self.dims: list[Dims] = [()] * len(self._outputs)  # of each leaf
-        for candidates in neighbours:
+        for extent, candidates in zip(size, neighbours, strict=True):
             at, there = size, self._outputs
             for at in candidates:
                 is_last = at == candidates[-1]
@@ -74,7 +74,7 @@ class Cuts:
             pairs = zip(self._outputs, there, strict=False)
             for leaf, ((_, a), (_, b)) in enumerate(pairs):
                 extents = enumerate(zip(a, b, strict=False)) if isinstance(a, tuple) else ()
-                self.dims[leaf] += (tuple(dim for dim, (n, m) in extents if n != m),)
+                self.dims[leaf] += (tuple(dim for dim, (n, m) in extents if m != n == extent),)
             self.check(there, at)
 
     def check(self, outputs: list[Output], size: Size) -> None:
