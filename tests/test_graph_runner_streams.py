@@ -17,12 +17,13 @@ pytest.importorskip("torch")
 
 import torch
 from cpu_captures import CpuCaptures, CpuRunner, Tape, double, rows
-from cudagraph_pool._captures import Captures, _address
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cudagraph_pool.capture import graph
+from cudagraph_pool.runner.captures import Captures
+from cudagraph_pool.runner.training import address_of as _address
 
 
 class Stream:
@@ -111,9 +112,8 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
 class StreamCaptures(CpuCaptures):
     """Captures that do with streams what those of a GPU do."""
 
-    order = Captures.order
+    follow = Captures.follow
     in_a_row = Captures.in_a_row
-    warm_up = Captures.warm_up
     lock = Captures.lock
     _own_workspace = False
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..sizes import Size
+from ..sizes import Size, shown
 from .arguments import flatten_with_paths, require_plain
-from .buckets import shown
 from .inputs import Dims
 
 # Of one leaf: where it is, as output['logits'], and the shape of a tensor or a constant as text.

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .._guard import is_guarded, lend_for
-from ..sizes import Size
+from ..sizes import Size, shown
 from .arguments import refuse_transforms
-from .buckets import shown
 from .captures import Span
 from .inputs import Copies, cut
 from .program import Captured, Program

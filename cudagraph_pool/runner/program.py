@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .._borrow import borrow, version_of
-from ..sizes import Size
+from ..sizes import Buckets, Size
 from .arguments import (
     Call,
     Name,
@@ -24,7 +24,6 @@ from .arguments import (
     refuse_transforms,
     require_plain,
 )
-from .buckets import Buckets
 from .captures import Captures, Span, Usage
 from .inputs import (
     Copies,

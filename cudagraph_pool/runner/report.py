@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._table import format_table
-from ..sizes import Size
-from .buckets import shown
+from ..sizes import Size, shown
 
 _MIB = 1 << 20
 

@@ -17,10 +17,9 @@ from tqdm import tqdm
 
 from .._shared_exec import _EXEC_BUDGET
 from ..pools import GraphPool, _require_pool
-from ..sizes import Size, cost
+from ..sizes import Buckets, Size, cost, shown
 from ..switch import _require_booleans, _require_enabled
 from .arguments import Call, Weights, parameters_of, read_call, refuse_transforms
-from .buckets import Buckets, shown
 from .captures import Captures, undisturbed
 from .plan import Plan
 from .program import Program, Setup
