@@ -54,17 +54,17 @@ class Cuda:
         self.recorded: set[tuple[int, str]] = set()
         self.written: set[tuple[int, str]] = set()
         self._of_thread = threading.local()
-        full = torch.full
+        empty = torch.empty
 
         def allocate(*args: Any, **kwargs: Any) -> Tensor:
-            made: Tensor = full(*args, **kwargs)
+            made: Tensor = empty(*args, **kwargs)
             self.allocated_on[_address(made)] = self.current()
             return made
 
         def record(tensor: Tensor, stream: Stream) -> None:
             self.recorded.add((_address(tensor), stream.name))
 
-        monkeypatch.setattr(torch, "full", allocate)
+        monkeypatch.setattr(torch, "empty", allocate)
         monkeypatch.setattr(Tensor, "record_stream", record)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current())
         monkeypatch.setattr(torch.cuda, "stream", self.on)

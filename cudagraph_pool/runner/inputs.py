@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,17 +16,6 @@ from .arguments import Name
 
 Dims = tuple[tuple[int, ...], ...]  # for each axis of a size those of a tensor that follow it
 
-# Several tensors of one of these are copied by one launch. Torch 2.11 has no kernel for others.
-_COPIED_TOGETHER = frozenset(
-    (
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.complex64, torch.complex128),
-    )
-)
-# Padding of up to so many bytes is copied, together with the call: a launch of its own would cost
-# the CPU more. A buffer has a constant of no more than that for it.
-_COPIED_PADDING = 1 << 20
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
@@ -136,25 +125,10 @@ def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Si
     return tuple(size)
 
 
-class Static(NamedTuple):
-    """The tensor that the graph of one size reads.
-
-    Attributes:
-        padding: A constant, copied to the part that a call does not fill. It is of the same
-            storage, so that a stream which uses one is known to use the other.
-    """
-
-    tensor: Tensor
-    padding: Tensor
-
-
 class StaticInputs:
     """One buffer for each input, of the largest size so far. Every size reads the beginning of it:
-    only one is read at a time.
-
-    Arguments:
-        sizes: What the buffers are made for. A larger one makes larger buffers, and those before
-            live on in the graphs that read them.
+    only one is read at a time. A larger size makes larger buffers, and those before live on in the
+    graphs that read them.
     """
 
     def __init__(self, inputs: Sequence[Input], device: torch.device, sizes: Iterable[Size]):
@@ -163,70 +137,49 @@ class StaticInputs:
         largest = [max(math.prod(given.shape_at(size)) for size in sizes) for given in inputs]
         self._buffers = [*map(self._new_buffer, inputs, largest)]
 
-    def at(self, size: Size) -> list[Static]:
+    def at(self, size: Size) -> list[Tensor]:
         """What a graph of this size reads: new tensors each time. A function may keep what it
         found out of one that it knows, which in a capture would be something of its warm-ups.
         """
         statics = []
         with counting_changes():
             for place, given in enumerate(self.inputs):
-                shape = given.shape_at(size)
-                if math.prod(shape) > len(self._buffers[place].tensor):
-                    self._buffers[place] = self._new_buffer(given, math.prod(shape))
-                memory, padding = self._buffers[place]
-                view = _dense(memory, shape, given.memory_format).detach()
-                statics.append(Static(view.requires_grad_(given.requires_grad), padding))
+                dense = torch.empty(
+                    given.shape_at(size), device="meta", memory_format=given.memory_format
+                )
+                if dense.numel() > self._buffers[place].numel():
+                    self._buffers[place] = self._new_buffer(given, dense.numel())
+                static = self._buffers[place].as_strided(dense.shape, dense.stride()).detach()
+                statics.append(static.requires_grad_(given.requires_grad))
         return statics
 
-    def _new_buffer(self, given: Input, elements: int) -> Static:
-        most = _COPIED_PADDING // given.dtype.itemsize
-        padding = min(elements, most) if any(given.dims) and given.dtype in _COPIED_TOGETHER else 0
-        size = (elements + padding,)
+    def _new_buffer(self, given: Input, elements: int) -> Tensor:
         with counting_changes():
-            both = torch.full(size, given.pad, dtype=given.dtype, device=self._device)
-            return Static(both[:elements], both[elements:])
+            return torch.empty(elements, dtype=given.dtype, device=self._device)
 
 
 class Copies:
-    """Copies the tensors of calls of one size to where a graph reads them, padding to the rest.
+    """Copies the tensors of calls of one size to where a graph reads them, and pads the rest."""
 
-    Arguments:
-        statics: Of the bucket that serves them.
-    """
-
-    def __init__(self, inputs: Iterable[Input], statics: Iterable[Static], size: Size) -> None:
-        self._fills: list[tuple[Tensor, float]] = []
-        # Copied by one launch each: the places of tensors, and their targets; then padding.
-        self._groups: dict[Any, tuple[list[int], list[Tensor], list[Tensor]]] = {}
-        padded = []
-        for place, (given, static) in enumerate(zip(inputs, statics, strict=True)):
-            key = given.dtype if given.dtype in _COPIED_TOGETHER else place
-            places, targets, _ = self._groups.setdefault(key, ([], [], []))
-            target = static.tensor.detach()
+    def __init__(self, inputs: Iterable[Input], statics: Iterable[Tensor], size: Size) -> None:
+        self._targets = []
+        self._fills = []
+        for given, static in zip(inputs, statics, strict=True):
+            target = static.detach()
             for extent, of_axis in zip(size, given.dims, strict=True):
                 for dim in of_axis:
-                    part = target.narrow(dim, extent, target.shape[dim] - extent)
+                    rest = target.narrow(dim, extent, target.shape[dim] - extent)
+                    if rest.numel():
+                        self._fills.append((rest, given.pad))
                     target = target.narrow(dim, 0, extent)
-                    dense = part.is_contiguous(memory_format=given.memory_format)
-                    if dense and 0 < part.numel() <= len(static.padding):
-                        source = _dense(static.padding, part.shape, given.memory_format)
-                        padded.append((key, part, source))
-                    elif part.numel():
-                        self._fills.append((part, given.pad))
-            places.append(place)
-            targets.append(target)
-        for key, part, source in padded:
-            self._groups[key][1].append(part)
-            self._groups[key][2].append(source)
+            self._targets.append(target)
 
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
-        for part, value in self._fills:
-            part.fill_(value)
-        for places, targets, padding in self._groups.values():
-            if len(targets) == 1:
-                targets[0].copy_(tensors[places[0]])
-            else:
-                torch._foreach_copy_(targets, [*map(tensors.__getitem__, places), *padding])
+    def __call__(self, tensors: Iterable[Tensor]) -> None:
+        """Takes the first of the tensors, as many as there are inputs."""
+        for rest, pad in self._fills:
+            rest.fill_(pad)
+        for target, tensor in zip(self._targets, tensors, strict=False):
+            target.copy_(tensor)
 
 
 def check_names(
@@ -275,9 +228,3 @@ def is_integer(dtype: torch.dtype) -> bool:
 
 def _flat(dims: Iterable[tuple[Any, ...]]) -> list[Any]:
     return [dim for of_axis in dims for dim in of_axis]
-
-
-def _dense(memory: Tensor, shape: Sequence[int], memory_format: torch.memory_format) -> Tensor:
-    """A tensor on the beginning of the memory."""
-    strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
-    return memory.as_strided(shape, strides)

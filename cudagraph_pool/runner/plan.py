@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,10 +28,10 @@ class Plan:
         assert program.cuts is not None
         self.captured = captured
         self.what = f"of size {shown(size)} in the graph of {shown(captured.cost.size)}"
-        self.assemble = _assembler(captured.tree)
+        self.assemble = functools.partial(pytree.tree_unflatten, treespec=captured.tree)
         self._captures = program.setup.captures
         self._weights = program.setup.weights
-        self._written = [static.tensor for static in captured.statics]
+        self._written = [*captured.statics]
         self._copies = Copies(program.inputs, captured.statics, size)
         self._leaves = [
             cut(leaf, dims, size) if isinstance(leaf, Tensor) else leaf
@@ -41,7 +40,7 @@ class Plan:
         self.tensor_places = [n for n, leaf in enumerate(self._leaves) if isinstance(leaf, Tensor)]
         if captured.backward is not None:
             inputs, statics = zip(*captured.backward.grad_outputs, strict=True)
-            self._written += [static.tensor for static in statics]
+            self._written += statics
             self._gradient_copies = Copies(inputs, statics, size)
             self._gradients = list(captured.backward.gradients)
             for n, given in enumerate(program.inputs):
@@ -139,15 +138,6 @@ def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
     if targets:
         torch._foreach_copy_(targets, [tensor for tensor in tensors if tensor is not None])
     return copies
-
-
-def _assembler(tree: pytree.TreeSpec) -> Callable[[list[Any]], Any]:
-    """Makes of its leaves what a function returned; most return a tensor, or a tuple of some."""
-    if tree.is_leaf():
-        return operator.itemgetter(0)
-    if tree.type is tuple and tree.num_nodes == tree.num_leaves + 1:
-        return tuple
-    return functools.partial(pytree.tree_unflatten, treespec=tree)
 
 
 class _Graphed(torch.autograd.Function):  # type: ignore[misc]

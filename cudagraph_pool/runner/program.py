@@ -15,38 +15,20 @@ from torch.utils import _pytree as pytree
 
 from .._borrow import borrow, version_of
 from ..sizes import Buckets, Size
-from .arguments import (
-    Call,
-    Name,
-    Parameters,
-    Weights,
-    named_leaves,
-    refuse_transforms,
-    require_plain,
-)
+from . import arguments, inputs, training
+from .arguments import Call, Weights, require_plain
 from .captures import Captures, Span, Usage
-from .inputs import (
-    Copies,
-    Input,
-    Static,
-    StaticInputs,
-    check_names,
-    cut,
-    dims_of,
-    is_integer,
-    pad_of,
-    size_of,
-)
+from .inputs import Copies, Input, StaticInputs
 from .outputs import Cuts, Output, describe
 from .report import SizeReport
-from .training import Backward, SavedTensors, address_of, capture_backward, find_leaves
+from .training import Backward, address_of
 
 
 class Setup(NamedTuple):
     """What a runner captures, and how: as it was told."""
 
     function: Callable[..., Any]
-    parameters: Parameters
+    parameters: arguments.Parameters
     weights: Weights
     captures: Captures
     buckets: Buckets
@@ -59,15 +41,15 @@ class Owner:
 
     versions: tuple[Tensor, ...] = ()  # count changes of the outputs, which a replay overwrites
 
-    def __init__(self, captures: Captures, inputs: list[Tensor], graphs: list[Any]) -> None:
-        self._held = captures, inputs, graphs
+    def __init__(self, *held: Any) -> None:
+        self._held = held
 
 
 @dataclass(slots=True, eq=False)
 class Captured:
     """One size of a program. It holds no weights."""
 
-    statics: list[Static]  # what calls are copied to
+    statics: list[Tensor]  # what calls are copied to
     owner: Owner  # lives as long as one of the outputs
     forward: Any  # its graph
     backward: Backward | None
@@ -96,15 +78,15 @@ class Program:
     """
 
     def __init__(self, setup: Setup, call: Call) -> None:
-        leaves = named_leaves(setup.parameters, call.args, call.kwargs)
+        leaves = arguments.named_leaves(setup.parameters, call.args, call.kwargs)
         names = [name for name, _ in leaves]
         known = [p.name for p in setup.parameters if p.kind is not p.VAR_KEYWORD]
-        check_names("dim", setup.dim, names, known)
-        check_names("pad", setup.pad, names, known)
+        inputs.check_names("dim", setup.dim, names, known)
+        inputs.check_names("pad", setup.pad, names, known)
         axes = setup.buckets.axes
         self.setup = setup
         self.inputs = [
-            Input.of(name, x, dims_of(setup.dim, name, axes), pad_of(setup.pad, name))
+            Input.of(name, x, inputs.dims_of(setup.dim, name, axes), inputs.pad_of(setup.pad, name))
             for name, x in leaves
             if isinstance(x, Tensor)
         ]
@@ -125,7 +107,7 @@ class Program:
         """
         for given, tensor in zip(self.inputs, call.tensors, strict=True):
             given.check(tensor, self.setup.captures.device)
-        return size_of(self.inputs, call.tensors, self.setup.buckets.axes)
+        return inputs.size_of(self.inputs, call.tensors, self.setup.buckets.axes)
 
     def warm_up(self, call: Call, size: Size, bucket: Size, times: int) -> None:
         """Runs a bucket, with what the tensors of a call hold, which is of ``size``.
@@ -139,7 +121,9 @@ class Program:
 
         def outputs_at(at: Size) -> list[Output]:
             result = self._run(call, size, at, times=1, thoroughly=True)
-            refuse_transforms([x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)])
+            arguments.refuse_transforms(
+                [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+            )
             self._ran.add(at)
             return describe(result, captures.device.type)
 
@@ -162,12 +146,11 @@ class Program:
         began = time.perf_counter()
         function, _, weights, captures, *_ = self.setup
         statics = self._statics.at(bucket)
-        inputs = [static.tensor for static in statics]
         # Tensors of inference mode count no changes.
         counting = [x for x in weights.tensors() if not x.is_inference()]
-        versions = [x._version for x in (*inputs, *counting)]
-        saved = SavedTensors(captures, inputs, counting)
-        args, kwargs = call.with_tensors(inputs)
+        versions = [x._version for x in (*statics, *counting)]
+        saved = training.SavedTensors(captures, statics, counting)
+        args, kwargs = call.with_tensors(statics)
         results: list[Any] = []
 
         def run() -> None:
@@ -176,25 +159,25 @@ class Program:
             results.append(pytree.tree_map_only(Tensor, own, function(*args, **kwargs)))
 
         def own(x: Tensor) -> Tensor:
-            return x.clone() if any(address_of(x) == address_of(given) for given in inputs) else x
+            return x.clone() if any(address_of(x) == address_of(given) for given in statics) else x
 
         with saved.noting() if self._trains else nullcontext():
             graphs = [captures.capture(run)]
         after = captures.usage()
-        pairs = zip((*inputs, *counting), versions, strict=True)
+        pairs = zip((*statics, *counting), versions, strict=True)
         is_changed = [x._version != version for x, version in pairs]
-        self._refuse_changes(is_changed[: len(inputs)])
-        changed = zip(counting, is_changed[len(inputs) :], strict=True)
+        self._refuse_changes(is_changed[: len(statics)])
+        changed = zip(counting, is_changed[len(statics) :], strict=True)
         self.cuts.check(describe(results[0], captures.device.type), bucket)
         leaves, tree = pytree.tree_flatten(results.pop())
-        backward = capture_backward(
-            *(captures, weights, inputs, leaves, self._found),
+        backward = training.capture_backward(
+            *(captures, weights, statics, leaves, self._found),
             lambda place, output: self._gradient_at(place, output, bucket),
         )
         if backward is not None:
             graphs.append(backward.graph)
             after = captures.usage()._replace(peak=max(after.peak, captures.usage().peak))
-        owner = Owner(captures, inputs, graphs)
+        owner = Owner(captures, statics, graphs)
 
         def keep(x: Any) -> Any:
             """What lies in the pool is borrowed from it; inputs and weights are not."""
@@ -244,13 +227,13 @@ class Program:
         part = tuple(map(min, size, at))
         with torch.no_grad():
             given = zip(call.tensors, self.inputs, strict=True)
-            Copies(self.inputs, statics, part)([cut(x, own.dims, part) for x, own in given])
+            Copies(self.inputs, statics, part)([inputs.cut(x, own.dims, part) for x, own in given])
             for own, static in zip(self.inputs, statics, strict=True):
-                if part != size and is_integer(own.dtype):
-                    static.tensor.fill_(own.pad)
+                if part != size and inputs.is_integer(own.dtype):
+                    static.fill_(own.pad)
         before = [_bytes(static).clone() for static in statics] if thoroughly else []
         for _ in range(times):
-            args, kwargs = call.with_tensors(static.tensor for static in statics)
+            args, kwargs = call.with_tensors(statics)
             began = self.setup.captures.mark()
             result = self.setup.function(*args, **kwargs)
             if torch.is_grad_enabled():
@@ -277,7 +260,7 @@ class Program:
         """The backward pass of a warm-up."""
         leaves = pytree.tree_leaves(result)
         outputs = [x for x in leaves if isinstance(x, Tensor) and x.requires_grad]
-        found = find_leaves(outputs)
+        found = training.find_leaves(outputs)
         if found:
             self._trains = True
             self._found.update((id(x), x) for x in found)
@@ -289,29 +272,30 @@ class Program:
                     shape = tuple(x.shape)
                     require_plain(gradient, f"the gradient of a tensor of shape {shape}")
 
-    def _gradient_at(self, place: int, output: Tensor, bucket: Size) -> tuple[Input, Static]:
+    def _gradient_at(self, place: int, output: Tensor, bucket: Size) -> tuple[Input, Tensor]:
         """What the backward pass of a bucket reads the gradient of a leaf from. Its padding is
         zero.
         """
         assert self.cuts is not None
         if place not in self._gradients:
             path = f"the gradient of output {place}"
-            given = Input.of(Name(path, path), output.detach(), self.cuts.dims[place], pad=0)
+            given = Input.of(
+                arguments.Name(path, path), output.detach(), self.cuts.dims[place], pad=0
+            )
             sizes = self.setup.buckets.listed or [bucket]
             self._gradients[place] = StaticInputs([given], output.device, sizes)
         buffer = self._gradients[place]
         return buffer.inputs[0], buffer.at(bucket)[0]
 
 
-def _bytes(static: Static) -> Tensor:
+def _bytes(static: Tensor) -> Tensor:
     """What it holds."""
-    memory = static.tensor.detach().as_strided((static.tensor.numel(),), (1,))
-    return memory.view(torch.uint8)
+    return static.detach().as_strided((static.numel(),), (1,)).view(torch.uint8)
 
 
-def _refuse_additions(arguments: Any, statics: Sequence[Static]) -> None:
+def _refuse_additions(arguments: Any, statics: Sequence[Tensor]) -> None:
     """Raises ValueError if a tensor was put into the containers among the arguments."""
-    known = {id(static.tensor) for static in statics}
+    known = set(map(id, statics))
     if any(isinstance(x, Tensor) and id(x) not in known for x in pytree.tree_leaves(arguments)):
         raise ValueError(
             "the function puts a tensor into one of its arguments: it is given containers of its "

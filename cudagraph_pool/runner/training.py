@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from .arguments import Weights, is_plain
 from .captures import Captures
-from .inputs import Input, Static
+from .inputs import Input
 
 
 @dataclass(slots=True, eq=False)
@@ -21,7 +20,7 @@ class Backward:
 
     graph: Any
     places: list[int]  # of the outputs that have gradients, among the leaves
-    grad_outputs: list[tuple[Input, Static]]  # where the graph reads these
+    grad_outputs: list[tuple[Input, Tensor]]  # where the graph reads these
     parameters: list[tuple[dict[str, Any], str]]  # where the module keeps those that get gradients
     gradients: list[Tensor | None]  # what it leaves for inputs and parameters
     reached_from: list[set[int]]  # of each of these the places that it comes from
@@ -39,14 +38,11 @@ class SavedTensors:
         self._inputs = {address_of(tensor) for tensor in inputs}
         self._weights = {address_of(tensor) for tensor in weights if is_plain(tensor)}
 
-    def noting(self) -> AbstractContextManager[Any]:
+    def noting(self) -> Any:
         """Notes what autograd saves within, once it is read. Without its history, or the hooks
         would keep that, and be kept by it.
         """
-        hooks: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(
-            Tensor.detach, self._note
-        )
-        return hooks
+        return torch.autograd.graph.saved_tensors_hooks(Tensor.detach, self._note)
 
     def _note(self, tensor: Tensor) -> Tensor:
         if is_plain(tensor):
@@ -65,7 +61,7 @@ def capture_backward(
     inputs: list[Tensor],
     leaves: list[Any],
     found_before: Mapping[int, Tensor],
-    gradient_buffers: Callable[[int, Tensor], tuple[Input, Static]],
+    gradient_buffers: Callable[[int, Tensor], tuple[Input, Tensor]],
 ) -> Backward | None:
     """Captures the backward pass of what was captured last; None where nothing gets gradients.
 
@@ -106,7 +102,7 @@ def capture_backward(
     if not wanted:
         return None
     grad_outputs = [gradient_buffers(n, output) for n, output in outputs.items()]
-    grads = [static.tensor for _, static in grad_outputs]
+    grads = [static for _, static in grad_outputs]
     gradients: list[Tensor | None] = []
 
     def run() -> None:
