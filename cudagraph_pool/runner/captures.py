@@ -89,7 +89,6 @@ class Captures:
         return captured
 
     def count_nodes(self, captured: Any) -> int:
-        """The nodes of a graph of :meth:`capture`."""
         return count_nodes(captured)
 
     def holds(self, tensor: Tensor) -> bool:
@@ -108,7 +107,6 @@ class Captures:
         return int(total - free)
 
     def synchronize(self) -> None:
-        """Waits for all work on the device."""
         torch.cuda.synchronize(self.device)
 
     def mark(self) -> Any:
@@ -123,15 +121,9 @@ class Captures:
         return float(began.elapsed_time(ended)) * 1e-3
 
     def follow(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
-        """Lets what the current stream gets next come after the last replay of the pool.
+        """Lets what the current stream gets next come after the last replay of the pool. What it
+        writes to was allocated on another stream, and is known to be used on ``streams``.
         pre: ``order.lock`` is held until the next one is launched.
-
-        Arguments:
-            written: What it writes to, which another stream has allocated.
-            streams: Those that this memory is known to be used on.
-
-        Raises:
-            RuntimeError: The stream is capturing.
         """
         if torch._C._cuda_isCurrentStreamCapturing():
             raise RuntimeError(

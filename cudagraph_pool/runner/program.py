@@ -68,14 +68,7 @@ class Captured:
 
 
 class Program:
-    """What all calls that run the same Python code share.
-
-    Arguments:
-        call: The first of them.
-
-    Raises:
-        ValueError, TypeError: The call cannot be captured.
-    """
+    """What all calls share that run the same Python code as ``call``, the first of them."""
 
     def __init__(self, setup: Setup, call: Call) -> None:
         leaves = arguments.named_leaves(setup.parameters, call.args, call.kwargs)
@@ -95,51 +88,37 @@ class Program:
         self._statics: StaticInputs | None = None
         self._gradients: dict[int, StaticInputs] = {}
         self._eager: dict[Size, Span] = {}
-        self._ran: set[Size] = set()  # those that ran already, and were not warmed up yet
         self._trains = False  # its outputs lead to something that gets gradients
         self._found: WeakValueDictionary[int, Tensor] = WeakValueDictionary()  # of that, by id
 
     def size_of(self, call: Call) -> Size:
-        """The size of a call.
-
-        Raises:
-            ValueError: It is not one that this can run.
-        """
+        """The size of a call; raises ValueError for one that this cannot run."""
         for given, tensor in zip(self.inputs, call.tensors, strict=True):
             given.check(tensor, self.setup.captures.device)
         return inputs.size_of(self.inputs, call.tensors, self.setup.buckets.axes)
 
     def warm_up(self, call: Call, size: Size, bucket: Size, times: int) -> None:
-        """Runs a bucket, with what the tensors of a call hold, which is of ``size``.
-
-        Raises:
-            ValueError, TypeError: The function cannot be captured. Whatever it raises itself.
-        """
+        """Runs a bucket, with what the tensors of a call hold, which is of ``size``."""
         captures, buckets = self.setup.captures, self.setup.buckets
         if self._statics is None:
             self._statics = StaticInputs(self.inputs, captures.device, buckets.listed or [bucket])
 
         def outputs_at(at: Size) -> list[Output]:
             result = self._run(call, size, at, times=1, thoroughly=True)
-            arguments.refuse_transforms(
-                [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-            )
-            self._ran.add(at)
+            leaves = pytree.tree_leaves(result)
+            arguments.refuse_transforms([x for x in leaves if isinstance(x, Tensor)])
             return describe(result, captures.device.type)
 
         if self.cuts is None:
             self.cuts = Cuts(outputs_at, bucket, buckets.neighbours(bucket))
-        left = times - (bucket in self._ran)
-        self._ran.discard(bucket)
-        if left > 0:
-            self._run(call, size, bucket, left)
+            times -= 1  # it has run once
+        if times > 0:
+            self._run(call, size, bucket, times)
 
     def capture(self, call: Call, bucket: Size, before: Usage) -> Usage:
         """Captures a bucket, its backward pass included. The memory of what it returns goes back
-        to the pool when all of it is captured. Returns what is used then. pre: it was warmed up.
-
-        Arguments:
-            before: What is used now.
+        to the pool when all of it is captured. Returns what is used then, by what was before.
+        pre: it was warmed up.
         """
         assert self._statics is not None
         assert self.cuts is not None
@@ -232,7 +211,9 @@ class Program:
                 if part != size and inputs.is_integer(own.dtype):
                     static.fill_(own.pad)
         before = [_bytes(static).clone() for static in statics] if thoroughly else []
+        result = None
         for _ in range(times):
+            del result  # before there is another one
             args, kwargs = call.with_tensors(statics)
             began = self.setup.captures.mark()
             result = self.setup.function(*args, **kwargs)
@@ -269,19 +250,14 @@ class Program:
                 gradients = torch.autograd.grad(outputs, found, grads, allow_unused=True)
             for x, gradient in zip(found, gradients, strict=True):
                 if gradient is not None:
-                    shape = tuple(x.shape)
-                    require_plain(gradient, f"the gradient of a tensor of shape {shape}")
+                    require_plain(gradient, f"the gradient of a tensor of shape {(*x.shape,)}")
 
     def _gradient_at(self, place: int, output: Tensor, bucket: Size) -> tuple[Input, Tensor]:
-        """What the backward pass of a bucket reads the gradient of a leaf from. Its padding is
-        zero.
-        """
+        """Where the backward pass of a bucket reads the gradient of a leaf. Its padding is zero."""
         assert self.cuts is not None
         if place not in self._gradients:
-            path = f"the gradient of output {place}"
-            given = Input.of(
-                arguments.Name(path, path), output.detach(), self.cuts.dims[place], pad=0
-            )
+            name = arguments.Name("", f"the gradient of output {place}")
+            given = Input.of(name, output.detach(), self.cuts.dims[place], pad=0)
             sizes = self.setup.buckets.listed or [bucket]
             self._gradients[place] = StaticInputs([given], output.device, sizes)
         buffer = self._gradients[place]

@@ -264,7 +264,7 @@ class GraphRunner:
         return plan.run(call.tensors, self._clone_outputs)
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any, Any]:
-        """A call; the key of those that run the same code; and that of those that run alike."""
+        """A call, the key of those that run the same code, and that of those that run alike."""
         if self._capturing:
             raise RuntimeError(
                 "the function calls the GraphRunner that captures it: a module whose forward is "
@@ -359,12 +359,9 @@ class GraphRunner:
 
     def _make_room(self) -> None:
         """Lets the graph go that was not used for the longest time, if there are too many."""
-        captured = [(way, size) for way, p in self._programs.items() for size in p.captured]
-        if self._max_graphs is None or len(captured) <= self._max_graphs:
-            return
-        age = {(w, size): self._programs[w].captured[size].last_used for w, size in captured}
-        way, oldest = min(captured, key=age.__getitem__)
-        self._setup.captures.synchronize()
-        del self._programs[way].captured[oldest]
-        if not self._programs[way].captured:
-            del self._programs[way]
+        sizes = [(p.captured, size) for p in self._programs.values() for size in p.captured]
+        if self._max_graphs is not None and len(sizes) > self._max_graphs:
+            captured, oldest = min(sizes, key=lambda entry: entry[0][entry[1]].last_used)
+            self._setup.captures.synchronize()
+            del captured[oldest]
+            self._programs = {way: p for way, p in self._programs.items() if p.captured}

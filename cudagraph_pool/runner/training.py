@@ -69,9 +69,6 @@ def capture_backward(
         leaves: What the function returned.
         found_before: What the outputs of warm-ups depended on, by id.
         gradient_buffers: Gives what it reads the gradient of a leaf from.
-
-    Raises:
-        ValueError: Something that was not passed would get gradients, or a parameter has a hook.
     """
     outputs = {n: x for n, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
     if not outputs or not torch.is_grad_enabled():
