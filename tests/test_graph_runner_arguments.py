@@ -17,8 +17,6 @@ from torch._vmap_internals import _vmap
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-import cudagraph_pool as cgp
-
 
 def test_arguments_that_are_not_as_captured() -> None:
     run = runner(lambda x, y: x + y)
@@ -36,25 +34,6 @@ def test_arguments_that_are_not_as_captured() -> None:
         with pytest.raises(ValueError, match=said):
             run(x, y)
     assert run(rows(2), rows(2)).shape == (2, 6)
-
-
-def test_errors_name_the_argument() -> None:
-    def work(batch: dict[str, Any], *more: Tensor) -> Tensor:
-        return batch["ids"] + more[0]
-
-    run = runner(work)
-    run({"ids": rows(2)}, rows(2))
-    with pytest.raises(ValueError, match=r"batch\['ids'\] has the shape"):
-        run({"ids": rows(2, 9)}, rows(2))
-    with pytest.raises(ValueError, match=r"more\[0\] has the shape"):
-        run({"ids": rows(2)}, rows(2, 9))
-
-
-def test_constants_that_are_objects() -> None:
-    run = runner(lambda x, way, function: function(x.contiguous(memory_format=way)), sizes=[2])
-    for function in (torch.relu, nn.functional.relu6):
-        x = rows(2)
-        assert tree_equal(run(x, torch.contiguous_format, function), function(x))
 
 
 def test_arguments_that_are_no_constants_are_named() -> None:
@@ -99,17 +78,6 @@ def test_the_order_of_keywords_that_a_function_sees() -> None:
     assert tree_equal(run(a=a, b=b), torch.cat([a, b], 1))
 
 
-def test_an_optional_argument_may_be_named() -> None:
-    def work(x: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
-        return x if mask is None else x * mask[:, None]
-
-    names = dict.fromkeys(["x", "mask", "more", "more['mask']"], 0)
-    run = runner(work, dim=names, pad=names)
-    x, mask = rows(3), torch.ones(3)
-    assert tree_equal(run(x, more={"mask": None}), x)
-    assert tree_equal(run(x, mask, more={"mask": mask}), x)
-
-
 def test_arguments_changed_in_place() -> None:
     with pytest.raises(ValueError, match="the function changes x in place"):
         runner(lambda x: x.add_(1))(rows(3))
@@ -128,15 +96,6 @@ def test_tensors_that_are_put_into_arguments() -> None:
     for function in functions:
         with pytest.raises(ValueError, match="the function puts a tensor into one of its"):
             runner(function)(rows(3), [{"k": rows(3)}])
-
-
-def test_arguments_that_are_taken_out_of_their_container() -> None:
-    def work(batch: dict[str, Tensor]) -> Tensor:
-        labels = batch.pop("labels")
-        return batch["x"] - labels
-
-    batch = {"x": rows(2), "labels": rows(2)}
-    assert tree_equal(runner(work)(batch), work(dict(batch)))
 
 
 def test_a_call_without_tensors() -> None:
@@ -179,28 +138,6 @@ def test_transforms_are_refused() -> None:
             run(rows(3, 3))
 
 
-def test_an_export_is_refused() -> None:
-    run = runner(double)
-
-    class Net(nn.Module):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Any:
-            return run(x)
-
-    with pytest.raises(TypeError, match="x is a FakeTensor"):
-        torch.export.export(Net(), (rows(3),))
-
-
-def test_indices_are_not_looked_up_where_less_is_held() -> None:
-    """On a GPU that would be the end of the process: sizes are warmed up with what a call holds."""
-    grid = cgp.sizes.grid([1, 4], [16, 64])
-    dims = {"x": (0, 1), "last": (0, None)}
-    run = runner(lambda x, last: x[torch.arange(len(x)), last] * 2, grid, dim=dims)
-    x = torch.randn(3, 50)
-    assert tree_equal(run(x, torch.full((3,), 49)), x[:, 49] * 2)
-    order = torch.randperm(7)
-    assert tree_equal(runner(lambda x, order: x[order] * 2)(x := rows(7), order), x[order] * 2)
-
-
 def test_padding_that_an_argument_cannot_hold() -> None:
     for pad, dtype in (
         (0.5, torch.int64),
@@ -211,24 +148,6 @@ def test_padding_that_an_argument_cannot_hold() -> None:
         with pytest.raises(ValueError, match=f"pad is {pad} for y, of which torch.* would make"):
             runner(lambda x, y: x, pad=pad)(rows(3), torch.ones(3, dtype=dtype))
     runner(lambda x, y: x * y, pad=0.5, dim={"x": 0})(rows(3), torch.tensor(2))  # has no padding
-
-
-def test_padding_is_held_whatever_the_default_type_is() -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        run = runner(lambda ids: (ids.sum(), ids * 1), pad=50_257.0)
-        assert run(torch.ones(3, dtype=torch.int64))[0] == 3 + 50_257
-    finally:
-        torch.set_default_dtype(before)
-
-
-def test_padding_is_filled_whatever_the_default_device_is() -> None:
-    run = runner(lambda x: (x.sum(), x * 1), pad=3)
-    for n, total in ((8, 8), (3, 3 + 3)):
-        x = torch.ones(n)
-        with torch.device("meta"):
-            assert run(x)[0] == total
 
 
 def test_names_of_what_a_function_takes_more_of() -> None:

@@ -32,19 +32,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
-def test_a_capture_casts_as_its_warm_ups_do() -> None:
-    """torch.compile guards on it: it would compile once more, and in the capture."""
-    seen: set[tuple[bool, bool]] = set()
-
-    def work(x: Tensor) -> Tensor:
-        seen.add((is_captured(), torch.is_autocast_cache_enabled()))
-        return x * 2
-
-    runner(work)(rows(3))
-    assert seen == {(False, False), (True, False)}
-    assert torch.is_autocast_cache_enabled()
-
-
 def test_the_graph_least_used_makes_room() -> None:
     run = runner(double, lazy=True, max_graphs=2)
     for n in (1, 8, 1, 4):  # 8 goes
@@ -81,13 +68,6 @@ def test_a_capture_that_fails_leaves_the_runner_as_it_was() -> None:
     assert tree_equal(run(x := rows(3)), x * 2)
 
 
-def test_capture_runs_nothing_for_the_caller() -> None:
-    run = runner(double)
-    run.capture(rows(3))
-    assert run.sizes_captured == [(1,), (2,), (4,), (8,)]
-    assert sum(tape.replays for tape in run.captures.tapes) == 0
-
-
 @pytest.mark.parametrize("sizes", [SIZES, [4, 8]])
 def test_results_that_cannot_be_cut(sizes: Any) -> None:
     for work, said in (
@@ -121,49 +101,6 @@ def test_outputs_that_no_graph_leaves() -> None:
     ):
         with pytest.raises(TypeError, match=f"output is {said}"):
             runner(lambda x, output=output: output)(rows(2))
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"sizes": "all"}, "sizes is 'all', but must be a sequence or 'auto'"),
-        ({"order": "random"}, "unknown order 'random'"),
-        ({"overflow": "ignore"}, "overflow is 'ignore'"),
-        ({"sizes": 8}, "sizes is 8, but must be a sequence of integers or of tuples"),
-        ({"sizes": [0.5]}, r"sizes has 0.5, but a size is an integer of at least 1"),
-        ({"sizes": "auto", "padding": float("inf")}, "padding is inf"),
-        ({"warmup": -1}, "warmup is -1"),
-        ({"max_graphs": 4}, "max_graphs is 4: .* with lazy=True"),
-        ({"max_graphs": 0, "lazy": True}, "max_graphs is 0"),
-        ({"sizes": "auto", "dim": {"x": None}}, "says so for one tensor at least"),
-        ({"sizes": "auto", "dim": 0.5}, "says how many dynamic dimensions there are"),
-        ({"sizes": "auto", "dim": ()}, "says how many dynamic dimensions there are"),
-        ({"sizes": "auto", "padding": -1}, "padding is -1"),
-    ],
-)
-def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        runner(double, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"warmup": 1.5}, "warmup is 1.5, but must be an integer"),
-        ({"max_graphs": "3", "lazy": True}, "max_graphs is '3', but must be an integer"),
-        ({"sizes": "auto", "padding": "x"}, "padding is 'x', but must be a number"),
-    ],
-)
-def test_options_of_another_type(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(TypeError, match=said):
-        runner(double, **options)
-
-
-def test_sizes_of_an_array() -> None:
-    numpy = pytest.importorskip("numpy")
-    run = runner(double, sizes=numpy.arange(1, 5))
-    x = rows(3)
-    assert torch.equal(run(x), double(x))
 
 
 def test_a_runner_is_not_copied() -> None:
@@ -220,37 +157,6 @@ def test_a_function_that_calls_its_own_runner() -> None:
         net(rows(3))
 
 
-def test_the_report_has_what_the_driver_takes_for_executables() -> None:
-    """Which are made when graphs are first replayed, that of the backward pass too."""
-    net = model()
-    run = runner(net, sizes=[4, 8])
-    x = rows(8, requires_grad=True)
-    run.capture(x)
-    captures, executables, asked = run.captures, 0, 0
-
-    def device_bytes() -> int:
-        nonlocal asked
-        asked += 1
-        return 100 + 7 * executables
-
-    captures.device_bytes = device_bytes  # type: ignore[method-assign]
-    before = {row.size: row.driver_bytes for row in run.report()}
-    for tape in captures.tapes:
-        inner = tape.replay
-
-        def replay(inner: Any = inner, tape: Any = tape) -> None:
-            nonlocal executables
-            executables += tape.replays == 0
-            inner()
-
-        tape.replay = replay  # type: ignore[method-assign]
-    for _ in range(4):
-        run(x).sum().backward()
-    after = {row.size: row.driver_bytes for row in run.report()}
-    assert after == {(4,): before[4,], (8,): before[8,] + 2 * 7}
-    assert asked == 4  # before and after the first replay of either graph
-
-
 def test_it_needs_to_be_enabled() -> None:
     with pytest.raises(RuntimeError, match="GraphRunner needs cudagraph_pool to be enabled"):
         cgp.GraphRunner(double, sizes=SIZES)
@@ -258,28 +164,6 @@ def test_it_needs_to_be_enabled() -> None:
         runner(3)
     with pytest.raises(TypeError, match="lazy is 'auto', but must be True or False"):
         runner(double, lazy="auto")
-
-
-def test_garbage_is_not_collected_from_what_was_there_before() -> None:
-    gc.unfreeze()  # what a plugin of pytest may have frozen
-    frozen = []
-
-    def fail_at_last(x: Tensor) -> Tensor:
-        frozen.append(gc.get_freeze_count())
-        if len(x) == SIZES[0]:
-            raise ValueError("the smallest")
-        return x * 2
-
-    with pytest.raises(ValueError, match="the smallest"):
-        runner(fail_at_last)(rows(1))
-    assert min(frozen) > 0
-    assert gc.get_freeze_count() == 0
-    gc.freeze()  # by the program: that stays
-    try:
-        runner(double)(rows(1))
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
 
 
 def test_runners_that_call_each_other_from_two_threads() -> None:
@@ -314,13 +198,6 @@ def test_runners_that_call_each_other_from_two_threads() -> None:
     assert sorted(len(result) for result in results) == [1, 8]
 
 
-def test_a_function_runs_at_sizes_that_are_listed() -> None:
-    def pair(x: Tensor) -> Tensor:
-        return x.unflatten(0, (-1, 4)).flatten(0, 1) * 1
-
-    assert runner(pair, cgp.sizes.multiples(4, 8))(torch.ones(4, 2)).shape == (4, 2)
-
-
 @pytest.mark.parametrize("sizes", [[8], "auto"])
 def test_a_function_that_does_not_run_at_the_smallest_size(sizes: Any) -> None:
     net = nn.BatchNorm1d(6)  # in training
@@ -347,3 +224,59 @@ def test_a_call_that_fails_half_way() -> None:
     assert order.wrote == (order.number - 1, "of size 3 in the graph of 4")
     assert tree_equal(before, x + 1)
     assert tree_equal(run(x), x + 1)
+
+
+def test_what_the_caller_has_set_is_no_part_of_a_capture() -> None:
+    """Nor of its warm-ups: what torch.compile guards on must not change in between."""
+    gc.unfreeze()  # what a plugin of pytest may have frozen
+    seen: set[Any] = set()
+
+    def state() -> tuple[bool, ...]:
+        threads = torch._C._is_multithreading_enabled()
+        return gc.get_freeze_count() > 0, torch.is_autocast_cache_enabled(), threads
+
+    def pack(tensor: Tensor) -> Tensor:
+        seen.add("packed" if is_captured() else "eager")
+        return tensor
+
+    def work(x: Tensor) -> Tensor:
+        seen.add(state())
+        return x.exp()
+
+    x = rows(3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        runner(work)(x).sum().backward()
+    assert seen - {"eager"} == {(True, False, False)}
+    assert state() == (False, True, True)
+
+
+def test_the_driver_takes_memory_for_executables_at_their_first_replay() -> None:
+    run = runner(model(), sizes=[8])
+    run.capture(rows(8))
+    (before,), taken = run.report(), iter([100, 107, 200, 220])
+    run.captures.device_bytes = lambda: next(taken)  # type: ignore[method-assign]
+    for _ in range(4):
+        run(rows(8)).sum().backward()
+    assert run.report()[0].driver_bytes == before.driver_bytes + 7 + 20
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"sizes": "all"}, "sizes is 'all', but must be a sequence or 'auto'"),
+        ({"order": "random"}, "unknown order 'random'"),
+        ({"overflow": "ignore"}, "overflow is 'ignore'"),
+        ({"sizes": 8}, "sizes is 8, but must be a sequence of integers or of tuples"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"warmup": 1.5}, "warmup is 1.5, but must be an integer"),
+        ({"max_graphs": 4}, "max_graphs is 4: .* with lazy=True"),
+        ({"max_graphs": "3", "lazy": True}, "max_graphs is '3', but must be an integer"),
+        ({"sizes": "auto", "dim": {"x": None}}, "says so for one tensor at least"),
+        ({"sizes": "auto", "dim": ()}, "says how many dynamic dimensions there are"),
+        ({"sizes": "auto", "padding": -1}, "padding is -1"),
+        ({"sizes": "auto", "padding": "x"}, "padding is 'x', but must be a number"),
+    ],
+)
+def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=said):
+        runner(double, **options)

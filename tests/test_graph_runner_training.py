@@ -16,7 +16,6 @@ from cpu_captures import (
     SIZES,
     Made,
     double,
-    is_captured,
     model,
     rows,
     runner,
@@ -33,18 +32,6 @@ def gradients(run: Any, net: nn.Module, x: Tensor) -> list[Tensor]:
     return [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
 
 
-def test_gradients_are_those_of_eager() -> None:
-    net = model()
-    run = runner(net)
-    for n in (3, 8, 5, 1):
-        x = rows(n, requires_grad=True)
-        net.zero_grad()
-        found = gradients(run, net, x)
-        net.zero_grad()
-        for a, b in zip(found, gradients(net, net, x), strict=True):
-            torch.testing.assert_close(a, b)
-
-
 def test_gradients_stay_when_others_come() -> None:
     """Neither a parameter nor an argument keeps memory of the pool as its gradient."""
     net = model()
@@ -58,17 +45,6 @@ def test_gradients_stay_when_others_come() -> None:
     run(rows(8, requires_grad=True))
     for a, b in zip([leaf.grad, *(p.grad for p in net.parameters())], kept, strict=True):
         assert tree_equal(a, b)
-
-
-def test_a_first_call_in_a_checkpoint() -> None:
-    net = model()
-    run = runner(net)
-    x = rows(3, requires_grad=True)
-    checkpoint(run, x, use_reentrant=False).square().sum().backward()
-    found = [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
-    net.zero_grad()
-    for a, b in zip(found, gradients(net, net, x), strict=True):
-        torch.testing.assert_close(a, b)
 
 
 def test_calls_that_a_checkpoint_runs_again() -> None:
@@ -124,15 +100,6 @@ def test_parameters_that_are_replaced_where_they_lie_get_their_gradients() -> No
     assert before.grad is None
 
 
-def test_an_output_without_a_gradient() -> None:
-    net = model()
-    run = runner(Made(lambda self, x: (self.net(x), x * 3), net=net))
-    x = rows(3, requires_grad=True)
-    _, tripled = run(x)
-    tripled.sum().backward()
-    assert tree_equal(x.grad, torch.full((3, 6), 3.0))
-
-
 def test_a_backward_pass_that_comes_too_late() -> None:
     run = runner(model())
     first = run(rows(3))
@@ -164,26 +131,6 @@ def test_training_and_inference_are_two_programs() -> None:
     assert len(run.report()) == 3
 
 
-def test_autocast() -> None:
-    net = model()
-    run = runner(net)
-    x = rows(3)
-    with torch.no_grad():
-        assert run(x).dtype == torch.float32
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            assert torch.is_autocast_cache_enabled()
-            assert run(x).dtype == torch.bfloat16
-            assert tree_equal(run(x), net(x))
-            assert torch.is_autocast_cache_enabled()
-        net[0].weight.mul_(2)  # each graph casts weights itself
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            for n in (8, 2, 1, 4):
-                assert tree_equal(run(x := rows(n)), net(x))
-        x = rows(3)
-        assert run(x).dtype == torch.float32
-    assert len(run.report()) == 2 * len(SIZES)
-
-
 def test_a_capture_or_a_failed_call_ends_what_was_open() -> None:
     """Both write to the inputs that an open backward pass reads."""
     run = runner(lambda x, y: x * x + y, lazy=True)
@@ -199,46 +146,6 @@ def test_a_capture_or_a_failed_call_ends_what_was_open() -> None:
             run(rows(3, requires_grad=True), late)
     with pytest.raises(RuntimeError, match="came after call 8, of size 3"):
         y.sum().backward()
-
-
-def test_gradients_that_are_asked_for_are_the_callers() -> None:
-    net = Made(lambda self, x: x * self.w, w=weight(6))
-    run = runner(net)
-    (first,) = torch.autograd.grad(run(torch.ones(3, 6)).sum(), net.w)
-    torch.autograd.grad(run(torch.full((3, 6), 5.0)).sum(), net.w)
-    assert tree_equal(first, torch.full((6,), 3.0))
-
-
-def test_what_the_backward_pass_reads_must_stay() -> None:
-    net = Made(lambda self, x: (x.exp(), x * self.scale), scale=weight(6))
-    run = runner(net)
-    x = rows(3, requires_grad=True)
-    y, _ = run(x)
-    y.mul_(2)
-    with pytest.raises(RuntimeError, match="changed in place or replaced before the backward"):
-        y.sum().backward()
-    _, z = run(x)
-    with torch.no_grad():
-        net.scale.add_(1)
-    with pytest.raises(RuntimeError, match="changed in place or replaced before the backward"):
-        z.sum().backward()
-    x.grad = None
-    _, z = run(x)
-    z.mul_(3).sum().backward()  # which nothing reads
-    assert tree_equal(x.grad, torch.full((3, 6), 6.0))
-
-
-def test_saved_outputs_that_are_overwritten() -> None:
-    """What autograd saved of them outside of the runner: a frozen encoder, called twice."""
-    head = torch.ones(6, requires_grad=True)
-    run = runner(double)
-    first = (run(rows(3)) * head).sum()
-    second = (run(rows(5)) * head).sum()
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        (first + second).backward()
-    x = rows(5)
-    (run(x) * head).sum().backward()
-    assert tree_equal(head.grad, (x * 2).sum(0))
 
 
 @pytest.mark.parametrize(
@@ -273,18 +180,6 @@ def test_hooks_run_once() -> None:
         runner(net)(torch.ones(3, 6))
 
 
-def test_a_backward_pass_has_the_types_of_its_forward_pass() -> None:
-    def work(self: Made, x: Tensor) -> Any:
-        with torch.autocast("cpu", enabled=False):
-            return (x @ self.first) @ self.second
-
-    net = Made(work, first=weight(1, 1), second=weight(1, 1, value=1.001))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = runner(net)(torch.ones(1, 1))
-    y.sum().backward()
-    assert net.first.grad.item() == pytest.approx(1.001)
-
-
 def test_a_leaf_made_by_the_function_is_its_own() -> None:
     made = []
 
@@ -297,47 +192,6 @@ def test_a_leaf_made_by_the_function_is_its_own() -> None:
     y.sum().backward()
     assert tree_equal(x.grad, torch.ones(3, 6))
     assert made[-1].grad is None
-
-
-def test_a_loss_is_returned() -> None:
-    """It has no dimension that could follow the size; nor has its gradient."""
-    net = model()
-
-    def loss(x: Tensor) -> Any:
-        return net(x).square().mean()
-
-    run = runner(Made(lambda self, x: (loss(x), self.net(x)), net=net), sizes=[8])
-    x = rows(8)
-    for scale in (1.0, 3.0):
-        net.zero_grad()
-        value, _ = run(x)
-        (value * scale).backward()
-        found = [parameter.grad.clone() for parameter in net.parameters()]
-        net.zero_grad()
-        (loss(x) * scale).backward()
-        for own, parameter in zip(found, net.parameters(), strict=True):
-            torch.testing.assert_close(own, parameter.grad)
-
-
-def test_hooks_of_the_caller_are_not_part_of_a_capture() -> None:
-    """Nor of one without gradients, whose function asks for some itself."""
-    packed = []
-
-    def pack(tensor: Tensor) -> Tensor:
-        packed.append(is_captured())
-        return tensor
-
-    def forces(x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            (found,) = torch.autograd.grad((x**3).sum(), x)
-        return found
-
-    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    for get_gradients in (False, True):
-        with torch.set_grad_enabled(get_gradients), hooks:
-            runner(forces)(rows(8))
-    assert not any(packed)
 
 
 def test_a_backward_pass_is_not_differentiated_again() -> None:
@@ -376,56 +230,10 @@ def test_whatever_the_backward_pass_reads_must_stay() -> None:
     (y * 1).sum().backward(retain_graph=True)
 
 
-def test_buffers_that_a_call_changes_are_seen_to_change() -> None:
-    """By what saved them for a backward pass before, of eager work and of another runner."""
-    net = nn.BatchNorm1d(6)
-    run, other = runner(net, sizes=[4]), runner(lambda x: x * net.num_batches_tracked, sizes=[4])
-    x = rows(4).requires_grad_()
-    for _ in range(5):  # settled ones too
-        with torch.no_grad():
-            run(x)
-    reads: list[Any] = [other, lambda x: x * net.num_batches_tracked]
-    for read in reads:
-        run(x)
-        late = read(x)
-        before = net.num_batches_tracked.item()
-        with torch.no_grad():
-            run(x)
-        assert net.num_batches_tracked == before + 1
-        with pytest.raises(RuntimeError, match=r"modified by an inplace|was changed in place"):
-            late.sum().backward()
-        read(x).sum().backward()
-
-
-def test_a_guard_leaves_changes_of_outputs_to_be_found() -> None:
-    net = Made(lambda self, x: (x * self.m).exp(), m=weight(6))
-    run = runner(net, [4])
-    with cgp.guard():
-        out = run(torch.ones(4, 6))
-        with torch.no_grad():
-            out.mul_(5)
-        with pytest.raises(RuntimeError, match="was changed in place"):
-            out.sum().backward()
-        run(torch.ones(4, 6)).sum().backward()
-    torch.testing.assert_close(net.m.grad, torch.full((6,), 4 * torch.e))
-
-
 def test_gradients_that_are_not_strided() -> None:
     embedding = nn.Embedding(5, 3, sparse=True)
     with pytest.raises(TypeError, match=r"the gradient of .* \(5, 3\) is of layout torch.sparse"):
         runner(embedding)(torch.tensor([1, 2]))
-
-
-def test_weights_of_one_memory_count_their_changes_apart() -> None:
-    """As those that are parts of one buffer for all of a layer's."""
-    flat = torch.arange(12.0) + 1
-    net = Made(lambda self, x: x * self.a * self.b, a=weight(6), b=weight(6))
-    net.a.data, net.b.data = flat[:6], flat[6:]
-    out = runner(net, [4])(rows(4, requires_grad=True))
-    with torch.no_grad():
-        net.b.mul_(10)
-    with pytest.raises(RuntimeError, match="was changed in place"):
-        out.sum().backward()
 
 
 def test_what_no_gradient_needs_may_change() -> None:
@@ -448,17 +256,6 @@ def test_weights_that_an_undefined_gradient_leads_to_get_none() -> None:
     out.sum().backward()
     assert net[0].weight.grad is not None
     assert net[1].weight.grad is None
-
-
-def test_captures_run_backward_passes_in_their_own_thread() -> None:
-    """In autograd's for the device there may be one that waits for the capture to end."""
-
-    def work(x: Tensor) -> Tensor:
-        assert not torch._C._is_multithreading_enabled()
-        return x * 2
-
-    runner(work)(rows(3, requires_grad=True)).sum().backward()
-    assert torch._C._is_multithreading_enabled()
 
 
 def test_a_function_of_its_own_gradients() -> None:
@@ -488,3 +285,42 @@ def test_weights_that_lie_in_the_pool_get_gradients(monkeypatch: pytest.MonkeyPa
     net(x).square().sum().backward()
     for own, parameter in zip(found, net.parameters(), strict=True):
         torch.testing.assert_close(own, parameter.grad)
+
+
+def test_outputs_that_the_backward_pass_reads_must_stay() -> None:
+    run = runner(lambda x: (x.exp(), x * 3))
+    x = rows(3, requires_grad=True)
+    for within in (nullcontext, cgp.guard):
+        with within():
+            y, z = run(x)
+            y.mul_(2)
+            with pytest.raises(RuntimeError, match="was changed in place or replaced before the"):
+                y.sum().backward()
+            x.grad = None
+            _, z = run(x)
+            z.mul_(3).sum().backward()  # which nothing reads
+            assert tree_equal(x.grad, torch.full((3, 6), 9.0))
+
+
+def test_buffers_that_a_call_changes_are_seen_to_change() -> None:
+    net, x = nn.BatchNorm1d(6), rows(4).requires_grad_()
+    run = runner(net, sizes=[4])
+    run(x)
+    run(x)
+    late, before = x * net.num_batches_tracked, net.num_batches_tracked.item()
+    run(x)
+    assert net.num_batches_tracked == before + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace"):
+        late.sum().backward()
+
+
+def test_autocast() -> None:
+    net = model()
+    run = runner(net)
+    with torch.no_grad():
+        for _ in range(2):
+            assert run(rows(3)).dtype == torch.float32
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                assert tree_equal(run(x := rows(4)), net(x))
+            net[0].weight.mul_(2)  # each graph casts weights itself
+    assert len(run.report()) == 2 * len(SIZES)

@@ -117,16 +117,6 @@ def test_a_part_that_is_replaced_needs_a_reset() -> None:
         torch.testing.assert_close(run(x), net(x))
 
 
-def test_what_a_function_finds_needs_a_reset() -> None:
-    net = model()
-    run, x = runner(lambda x: net(x)), rows(3)
-    with torch.no_grad():
-        run(x)
-        net[0].weight.data = torch.randn(12, 6)
-        run.reset()
-        torch.testing.assert_close(run(x), net(x))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_weights_without_memory_of_their_own_work() -> None:
@@ -146,104 +136,6 @@ def test_weights_without_memory_of_their_own_work() -> None:
     assert len(run.captures.tapes) == 1
 
 
-def test_modes_and_frozen_parameters_of_parts() -> None:
-    net = model().append(nn.Dropout(0.9))
-    run = runner(net, sizes=[4])
-    x = rows(4)
-    with torch.no_grad():
-        assert (run(x) == 0).any()
-        net[3].eval()
-        assert tree_equal(run(x), net(x))
-    net[0].requires_grad_(False)
-    run(x).sum().backward()
-    assert net[0].weight.grad is None
-    net[0].requires_grad_(True)
-    run(x).sum().backward()
-    assert net[0].weight.grad is not None
-    captured = len(run.captures.tapes)
-    net[0].requires_grad_(False)
-    run(x)
-    assert len(run.captures.tapes) == captured
-
-
-class Forces(nn.Module):  # type: ignore[misc]
-    """Computes gradients itself, of those of its weights that have any."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not self.weight.requires_grad:
-            return x * 1
-        with torch.enable_grad():
-            energy = (x * self.weight).sum(1).square()
-            (gradient,) = torch.autograd.grad(energy.sum(), self.weight)
-        return x + gradient
-
-
-def test_frozen_parameters_matter_without_gradients_too() -> None:
-    net = Forces()
-    run = runner(net, sizes=[4])
-    x = rows(4)
-    with torch.no_grad():
-        assert tree_equal(run(x), net(x))
-        net.weight.requires_grad_(False)
-        assert tree_equal(run(x), net(x))
-
-
-def test_arguments_that_require_gradients_matter_without_gradients_too() -> None:
-    def work(x: Tensor) -> Tensor:
-        if not x.requires_grad:
-            return x * 1
-        with torch.enable_grad():
-            (gradient,) = torch.autograd.grad(x.square().sum(), x)
-        return gradient
-
-    run = runner(work)
-    x = rows(3)
-    with torch.no_grad():
-        for _ in range(5):
-            assert tree_equal(run(x), work(x))
-            x.requires_grad_(not x.requires_grad)
-
-
-class Counting(nn.Module):  # type: ignore[misc]
-    """Keeps a mean: in place, or in a new tensor each time."""
-
-    mean: Tensor | None
-
-    def __init__(self, in_place: bool) -> None:
-        super().__init__()
-        self.register_buffer("mean", None)
-        self.in_place = in_place
-
-    def forward(self, x: Tensor) -> Tensor:
-        mean = self.mean
-        if mean is None:
-            self.mean = torch.zeros(6)  # when it first runs
-        elif self.in_place:
-            mean.mul_(0.5).add_(x.mean(0))
-        else:
-            self.mean = mean * 0.5 + x.mean(0)
-        return x + self.mean
-
-
-def test_buffers_that_the_function_makes() -> None:
-    net = Counting(in_place=True)
-    run = runner(net, sizes=[2])
-    with torch.no_grad():
-        run(rows(2))
-        captured = len(run.captures.tapes)
-        assert net.mean is not None
-        x, before = rows(2), net.mean.clone()
-        y = run(x)
-    assert len(run.captures.tapes) == captured
-    torch.testing.assert_close(y, x + before * 0.5 + x.mean(0))
-    with torch.no_grad(), pytest.raises(ValueError, match="replaces a parameter or buffer"):
-        runner(Counting(in_place=False), sizes=[2])(rows(2))
-
-
 def test_a_part_may_have_the_runner_of_the_whole() -> None:
     """A circle through what C++ holds, which Python's collector has to be told of."""
     net = model()
@@ -253,3 +145,34 @@ def test_a_part_may_have_the_runner_of_the_whole() -> None:
     del net
     gc.collect()
     assert part() is None
+
+
+class Mean(nn.Module):  # type: ignore[misc]
+    """Keeps a mean: in place, or in a new tensor each time."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.register_buffer("mean", None)
+        self.in_place = in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = torch.zeros(6)  # when it first runs
+        elif self.in_place:
+            self.mean.mul_(0.5).add_(x.mean(0))
+        else:
+            self.mean = self.mean * 0.5 + x.mean(0)
+        return x + self.mean
+
+
+def test_buffers_that_the_function_makes() -> None:
+    net = Mean(in_place=True)
+    run = runner(net, sizes=[2])
+    with torch.no_grad():
+        run(rows(2))
+        captured = len(run.captures.tapes)
+        x, before = rows(2), net.mean.clone()
+        torch.testing.assert_close(run(x), x + before * 0.5 + x.mean(0))
+        assert len(run.captures.tapes) == captured
+        with pytest.raises(ValueError, match="replaces a parameter or buffer"):
+            runner(Mean(in_place=False), sizes=[2])(rows(2))
