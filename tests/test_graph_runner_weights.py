@@ -150,6 +150,8 @@ def test_a_part_may_have_the_runner_of_the_whole() -> None:
 class Mean(nn.Module):  # type: ignore[misc]
     """Keeps a mean: in place, or in a new tensor each time."""
 
+    mean: Tensor | None
+
     def __init__(self, in_place: bool) -> None:
         super().__init__()
         self.register_buffer("mean", None)
@@ -171,7 +173,7 @@ def test_buffers_that_the_function_makes() -> None:
     with torch.no_grad():
         run(rows(2))
         captured = len(run.captures.tapes)
-        x, before = rows(2), net.mean.clone()
+        x, before = rows(2), torch.clone(net.mean)
         torch.testing.assert_close(run(x), x + before * 0.5 + x.mean(0))
         assert len(run.captures.tapes) == captured
         with pytest.raises(ValueError, match="replaces a parameter or buffer"):

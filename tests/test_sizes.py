@@ -97,6 +97,7 @@ def test_sizes_that_come_with_the_calls() -> None:
     assert buckets.listed == []
     for size in itertools.product((1, 7, 100, 4097), repeat=2):
         found = buckets.fit(size)
+        assert found is not None
         assert all(n <= b <= n * 1.25 for n, b in zip(size, found, strict=True))
         assert buckets.fit(found) == found
 
