@@ -71,15 +71,18 @@ def test_a_capture_that_fails_leaves_the_runner_as_it_was() -> None:
 @pytest.mark.parametrize("sizes", [SIZES, [4, 8]])
 def test_results_that_cannot_be_cut(sizes: Any) -> None:
     for work, said in (
-        (lambda x: x.flatten(), r"output is \(48,\) at size 8 and \(6,\) at 1: what a padded call"),
-        (lambda x: torch.cat([x, x]), "needs the dynamic dimension apart"),
-        (lambda x: (x, len(x)), r"output\[1\] is 8 at size 8 and 1 at 1"),
+        (lambda x: x.flatten(), r"output is \(48,\) at size 8 and \(6,\) at 1: where its padding"),
+        (lambda x: torch.cat([x, x]), "its padding lies is unknown"),
+        (lambda x: (x, len(x)), r"output\[1\] is 8 at size 8 and 1 at 1: a value that Python"),
         (lambda x: list(x), r"returns 8 value\(s\) at size 8 and 1 at 1"),
         (lambda x: x[:2], r"output is \(2, 6\) at size 8 and \(1, 6\) at 1"),
         (lambda x: (x, "few" if len(x) < 3 else "many"), "is 'many' at size 8 and 'few' at 1"),
         (lambda x: (x, x) if len(x) == 4 else x, "at size 8 and 2 at 4, or others"),
         (lambda x: x[:, :3] if len(x) == 4 else x, r"output is \(8, 6\) at size 8 and \(4, 3\)"),
-        (lambda x: nn.functional.pad(x, (0, 0, 0, -len(x) % 4)), "needs the dynamic dimension"),
+        (
+            lambda x: nn.functional.pad(x, (0, 0, 0, -len(x) % 4)),
+            "Return it with the dynamic dimension",
+        ),
         (lambda x: x.add_(1) if len(x) == 4 else x + 1, "the function changes x in place"),
         (lambda x: object(), "output is a object; a GraphRunner's function returns tensors"),
     ):

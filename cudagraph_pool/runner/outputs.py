@@ -90,8 +90,10 @@ class Cuts:
                 extents = {dim: n for n, of in zip(size, dims, strict=False) for dim in of}
                 expected = tuple(extents.get(dim, n) for dim, n in enumerate(here))
             if there != expected:
-                raise ValueError(
-                    f"{path} is {here} {at.format(there)}: what a padded call should return is "
-                    "unknown. A tensor needs the dynamic dimension apart, as in "
-                    "x.unflatten(0, (batch, -1)), and no value may be computed from its extent"
-                )
+                why = "a value that Python computes from the padded size would be wrong"
+                if isinstance(here, tuple):
+                    why = (
+                        "where its padding lies is unknown. Return it with the dynamic dimension "
+                        "apart, as in x.unflatten(0, (batch, -1))"
+                    )
+                raise ValueError(f"{path} is {here} {at.format(there)}: {why}")

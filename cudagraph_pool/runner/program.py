@@ -100,7 +100,7 @@ class Program:
     def warm_up(self, call: Call, size: Size, bucket: Size, times: int) -> None:
         """Runs a bucket, with what the tensors of a call hold, which is of ``size``."""
         captures, buckets = self.setup.captures, self.setup.buckets
-        if self._statics is None:
+        if self._statics is None:  # they are the stream's that captures
             self._statics = StaticInputs(self.inputs, captures.device, buckets.listed or [bucket])
 
         def outputs_at(at: Size) -> list[Output]:

@@ -48,9 +48,9 @@ class GraphRunner:
 
     **What the function reads must stay where it is**: parameters, buffers and other tensors. For a
     module, or a method of one, each call compares the addresses of all parameters and buffers with
-    the captured ones; a size whose weights have moved is captured anew. Whatever else the function
-    uses is the caller's affair: after a submodule was replaced, or a tensor that it finds
-    elsewhere, :meth:`reset` captures anew.
+    the captured ones, and captures a size anew if one has moved. Whatever else the function uses is
+    the caller's affair: once a submodule was replaced, or a tensor that the function finds
+    elsewhere, call :meth:`reset`.
 
     The rows of a call must not depend on each other, nor on how many there are, or the padding
     would show: as in a batch norm that is trained, or by ``x[:, -1]``. Padding is computed with
