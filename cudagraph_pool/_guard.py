@@ -58,8 +58,8 @@ def guard() -> Iterator[None]:
                 _Outputs.active -= 1
 
 
-class Lent:
-    """What a tensor that a call returned was lent for: until the next replay of the pool."""
+class Validity:
+    """How long a tensor that a call returned may be used: until the next replay of the pool."""
 
     def __init__(self, order: _ReplayOrder, number: int, what: str) -> None:
         self._order = order
@@ -77,16 +77,16 @@ class Lent:
             )
 
 
-def lend_for(tensor: Tensor, order: _ReplayOrder, number: int) -> Tensor:
+def mark_output(tensor: Tensor, order: _ReplayOrder, number: int) -> Tensor:
     """The same tensor, as one that is known to a guard."""
     owner = getattr(tensor.untyped_storage(), "_owner", None)
     if owner is None:
         return tensor  # not of the pool
-    lent = borrow(tensor, owner)
-    storage: Any = lent.untyped_storage()
-    storage._lent = Lent(order, number, order.what)
+    marked = borrow(tensor, owner)
+    storage: Any = marked.untyped_storage()
+    storage._validity = Validity(order, number, order.what)
     known = tensor.detach()  # which counts changes together with the tensor
-    known.data = lent
+    known.data = marked
     return known
 
 
@@ -105,9 +105,9 @@ class _Outputs(TorchDispatchMode):  # type: ignore[misc]
 def _check(tensor: Tensor, operation: Any) -> None:
     """Raises RuntimeError if the operation would read what has been overwritten."""
     for part in filter(torch._C._has_storage, _unwrapped(tensor)):
-        lent = getattr(part.untyped_storage(), "_lent", None)
-        if lent is not None:
-            lent.check(operation)
+        validity = getattr(part.untyped_storage(), "_validity", None)
+        if validity is not None:
+            validity.check(operation)
 
 
 def _unwrapped(tensor: Tensor) -> list[Tensor]:

@@ -122,7 +122,7 @@ class CpuCaptures:
         self.lock = threading.RLock()
 
     @contextmanager
-    def in_a_row(self) -> Iterator[None]:
+    def on_capture_stream(self) -> Iterator[None]:
         self.follow(())
         self.order.begin("a capture")
         yield

@@ -111,7 +111,7 @@ class StreamCaptures(CpuCaptures):
     """Captures that do with streams what those of a GPU do."""
 
     follow = Captures.follow
-    in_a_row = Captures.in_a_row
+    on_capture_stream = Captures.on_capture_stream
     lock = Captures.lock
     _own_workspace = False
 

@@ -34,7 +34,7 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: Sequence[Tensor]  # in the order of torch.utils._pytree
-    way: Hashable  # what decides which Python code the function runs
+    variant: Hashable  # what decides which Python code the function runs
     shapes: Hashable  # equal for calls whose tensors are alike in all but what they hold
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -71,8 +71,10 @@ def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Paramet
     for x in tensors:
         if not is_plain(x):
             require_plain(x, _path_of(x, parameters, args, kwargs))
-    way = len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])
-    return Call(args, kwargs, tensors, way, tuple([(x.shape, x.dtype, x.device) for x in tensors]))
+    variant = len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])
+    return Call(
+        args, kwargs, tensors, variant, tuple([(x.shape, x.dtype, x.device) for x in tensors])
+    )
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -130,7 +132,7 @@ def refuse_transforms(
 
 
 class Name(NamedTuple):
-    """Of a leaf of a call."""
+    """What a leaf of a call is called."""
 
     parameter: str  # of the function; all of `*args` have the one
     path: str  # as an error names it: inputs['ids']
@@ -157,7 +159,7 @@ def _path_of(leaf: Any, *call: Any) -> str:
 
 
 def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
-    """Its leaves, each with where it is: ['ids'][0]. Numbers where a node does not say."""
+    """The leaves of a tree, each with its path: ['ids'][0]. A node without names has numbers."""
     try:
         return [(pytree.keystr(path), x) for path, x in pytree.tree_flatten_with_path(tree)[0]]
     except ValueError:  # a node that was registered without names of what it holds
@@ -165,7 +167,7 @@ def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
 
 
 def parameters_of(function: Any) -> Parameters:
-    """Of a module those of its forward, wrapped, compiled or not; none without a signature."""
+    """The parameters of a callable: of a module those of forward. Without a signature, none."""
     function = inspect.unwrap(function)
     bound = function if isinstance(function, functools.partial) else functools.partial(function)
     function = getattr(bound.func, "_orig_mod", bound.func)
@@ -187,20 +189,20 @@ class Weights:
             function = function.func
         module = getattr(function, "__self__", function)  # that a method is of
         parts = list(module.modules()) if isinstance(module, nn.Module) else []
-        homes = (home for part in parts for home in (part._parameters, part._buffers))
-        self._homes = [home for home in homes if isinstance(home, dict)]  # not TorchScript's
+        both = [members for part in parts for members in (part._parameters, part._buffers)]
+        self._members = [members for members in both if isinstance(members, dict)]  # no TorchScript
         self._attributes = [vars(part) for part in parts]
         self._read = load_adapter().read_weights
 
     def read(self) -> tuple[bytes, bytes]:
-        """The addresses of all, and flags: which require gradients, which parts are in training."""
-        addresses, flags = self._read(self._homes, self._attributes)
+        """The addresses, and flags: types, who requires gradients, which parts are in training."""
+        addresses, flags = self._read(self._members, self._attributes)
         return addresses, flags
 
     def places(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-        """Each of them, behind where it is kept."""
-        for home in self._homes:
-            yield from ((home, name, tensor) for name, tensor in home.items() if tensor is not None)
+        """Each tensor, behind the dictionary and the name that keep it."""
+        for members in self._members:
+            yield from ((members, name, x) for name, x in members.items() if x is not None)
 
     def tensors(self) -> list[Tensor]:
         return [tensor for _, _, tensor in self.places()]

@@ -45,7 +45,7 @@ class Captures:
         self._stream = pool._own_stream if own_workspace else graph._capture_stream(pool.device)
 
     @contextmanager
-    def in_a_row(self) -> Iterator[None]:
+    def on_capture_stream(self) -> Iterator[None]:
         """Within it the stream that captures is the current one, so that warm-ups make what
         libraries keep for each stream, outside of the pool. It comes after all replays of the
         pool, which may still read the static inputs, and before what follows.
@@ -77,7 +77,7 @@ class Captures:
         torch._C._host_emptyCache()
 
     def capture(self, work: Callable[[], None]) -> Any:
-        """A graph of the work. pre: it is one of some :meth:`in_a_row`."""
+        """A graph of the work. pre: it is one of some :meth:`on_capture_stream`."""
         captured = torch.cuda.CUDAGraph(keep_graph=True)  # so that its nodes can be counted
         mode = "thread_local"  # other threads may pin memory for a loader meanwhile
         with _next_graph(captured, self.pool, self._stream, mode, shared_exec=self._shared_exec):

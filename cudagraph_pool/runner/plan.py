@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .._guard import is_guarded, lend_for
+from .._guard import is_guarded, mark_output
 from ..sizes import Size, shown
 from .arguments import refuse_transforms
 from .captures import Span
@@ -52,7 +52,7 @@ class Plan:
         backward = self.captured.backward
         if backward is None:
             return self.launch(tensors, clone)[0]
-        parameters = (home[name] for home, name in backward.parameters)
+        parameters = (members[name] for members, name in backward.parameters)
         outputs = iter(_Graphed.apply(self, clone, *tensors, *parameters))
         return [next(outputs) if isinstance(x, Tensor) else x for x in self._leaves]
 
@@ -72,7 +72,7 @@ class Plan:
                 captured.forward.replay()
             for place in self.tensor_places:
                 leaf = leaves[place].clone() if clone else leaves[place].detach()
-                leaves[place] = lend_for(leaf, order, number) if is_guarded() else leaf
+                leaves[place] = mark_output(leaf, order, number) if is_guarded() else leaf
             captured.read_then = [x._version for x in captured.read]
         return leaves, number
 
@@ -116,7 +116,9 @@ class Plan:
             return _copies([None if reached <= undefined else x for x, reached in left])
 
     def _replay_noted(self, graph: Any) -> Span:
-        """Marks around it. The driver makes its executable the first time, which is noted."""
+        """Replays a graph between marks. At its first replay the driver makes an executable, whose
+        memory is noted.
+        """
         captured, captures = self.captured, self._captures
         used = None if graph in captured.replayed else captures.device_bytes()
         began = captures.mark()
@@ -130,9 +132,7 @@ class Plan:
 
 
 def _copies(tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Of tensors that the next replay overwrites, made by few launches: whoever is given these may
-    keep them.
-    """
+    """Copies of gradients, which the next replay overwrites: whoever gets them may keep them."""
     copies = [None if tensor is None else torch.empty_like(tensor) for tensor in tensors]
     targets = [copy for copy in copies if copy is not None]
     if targets:

@@ -1,4 +1,4 @@
-"""One way of calling a function, and its captures at all sizes."""
+"""One variant of a function's calls, and its captures at all sizes."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ class Program:
 
 
 def _bytes(static: Tensor) -> Tensor:
-    """What it holds."""
+    """What a static input holds."""
     return static.detach().as_strided((static.numel(),), (1,)).view(torch.uint8)
 
 

@@ -71,7 +71,7 @@ class GraphRunner:
     Captures of a process take turns, and run the function within: two threads whose functions wait
     for each other (collective operations, with a thread for each device) must not capture at once.
 
-    Graphs are kept for each way of calling: whatever is no tensor among the arguments, whether
+    Graphs are kept for each kind of call: whatever is no tensor among the arguments, whether
     gradients are enabled, autocast, which parts of a module are in training and which arguments and
     parameters require gradients.
 
@@ -253,8 +253,8 @@ class GraphRunner:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No capture is under way, and no call of this runner. In this order: what is captured may
-        call another runner.
+        """No capture runs, and no call of this runner. The order of the locks matters: what is
+        captured may call another runner.
         """
         with self._setup.captures.lock, self._lock:
             yield
@@ -277,18 +277,18 @@ class GraphRunner:
         refuse_transforms(call.tensors, weights.tensors)
         casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
         addresses, flags = weights.read()
-        way = call.way, torch.is_grad_enabled(), casts, flags
-        return call, way, (way, call.shapes, addresses)
+        variant = call.variant, torch.is_grad_enabled(), casts, flags
+        return call, variant, (variant, call.shapes, addresses)
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan | None, Call]:
         """How this call is run, captures what that needs. None: by the function itself.
         pre: :meth:`_alone`.
         """
-        call, way, key = self._read(args, kwargs)
+        call, variant, key = self._read(args, kwargs)
         plan = self._plans.get(key, _UNKNOWN)
         if plan is not _UNKNOWN:
             return plan, call
-        program = self._programs.get(way) or Program(self._setup, call)
+        program = self._programs.get(variant) or Program(self._setup, call)
         size = program.size_of(call)
         buckets = self._setup.buckets
         bucket = buckets.fit(size)
@@ -298,8 +298,8 @@ class GraphRunner:
             if captured is None or captured.addresses != self._setup.weights.read()[0]:
                 everything = captured is None and not self._lazy
                 self._capture(program, call, size, self._in_order() if everything else [bucket])
-                _, way, key = self._read(args, kwargs)  # weights may have been made
-                self._programs[way] = program
+                _, variant, key = self._read(args, kwargs)  # weights may have been made
+                self._programs[variant] = program
                 self._make_room()
             plan = Plan(program, program.captured[bucket], size)
         elif self._overflow == "error":
@@ -315,17 +315,14 @@ class GraphRunner:
 
     def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:
         """Captures some buckets. Where one fails none of these is left."""
-        before, weights, captures = (
-            dict(program.captured),
-            self._setup.weights,
-            self._setup.captures,
-        )
+        weights, captures = self._setup.weights, self._setup.captures
+        before = dict(program.captured)
         shows = self._progress and len(sizes) > 1 and sys.stderr is not None
         bar = tqdm(sizes, unit="graph", disable=not shows)
         self._capturing = True
         at = sizes[0]
         try:
-            with undisturbed(), captures.in_a_row():
+            with undisturbed(), captures.on_capture_stream():
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
                     program.warm_up(call, size, at, self._warmup)
@@ -364,4 +361,4 @@ class GraphRunner:
             captured, oldest = min(sizes, key=lambda entry: entry[0][entry[1]].last_used)
             self._setup.captures.synchronize()
             del captured[oldest]
-            self._programs = {way: p for way, p in self._programs.items() if p.captured}
+            self._programs = {variant: p for variant, p in self._programs.items() if p.captured}

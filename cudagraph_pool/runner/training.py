@@ -27,8 +27,8 @@ class Backward:
 
 
 class SavedTensors:
-    """What a backward pass reads of what autograd has saved for it. It is noted when it is read: a
-    branch that leads to no gradient saves as well.
+    """What a backward pass reads of what autograd has saved. A tensor is noted when it is read,
+    since branches that lead to no gradient save tensors as well.
     """
 
     def __init__(self, captures: Captures, inputs: Iterable[Tensor], weights: Iterable[Tensor]):
@@ -74,11 +74,11 @@ def capture_backward(
     if not outputs or not torch.is_grad_enabled():
         return None
     reached = {n: {id(x) for x in find_leaves([output])} for n, output in outputs.items()}
-    homes = {id(x): (home, name) for home, name, x in weights.places()}
+    found_at = {id(x): (members, name) for members, name, x in weights.places()}
     parameters: list[Tensor] = []
     for leaf in find_leaves(outputs.values()):
         shape = tuple(leaf.shape)
-        if id(leaf) in homes:
+        if id(leaf) in found_at:
             parameters.append(leaf)
             if leaf._backward_hooks:
                 raise ValueError(
@@ -111,7 +111,7 @@ def capture_backward(
 
     graph = captures.capture(run)
     reached_from = [{n for n in outputs if id(x) in reached[n]} for x in sources]
-    places = [homes[id(x)] for x in parameters]
+    places = [found_at[id(x)] for x in parameters]
     return Backward(graph, [*outputs], grad_outputs, places, gradients, reached_from)
 
 
@@ -134,6 +134,6 @@ def find_leaves(outputs: Iterable[Tensor]) -> list[Tensor]:
 
 
 def address_of(tensor: Tensor) -> int:
-    """Of the memory that it lies in."""
+    """The address of the memory that a tensor lies in."""
     address: int = tensor.untyped_storage().data_ptr()
     return address
