@@ -74,6 +74,28 @@ def test_sources_point_to_what_is_there() -> None:
     assert missing == set()
 
 
+MOST_WORDS = 30
+MOST_LINES = 1300  # of all pages in docs/
+
+
+def sentences(path: Path) -> Iterator[str]:
+    """Those outside of tables, code and headings. An entry of a list ends one."""
+    text = re.sub(r"^ *(```.*?^ *```|\||#).*?$", "", path.read_text(), flags=re.M | re.S)
+    text = re.sub(r"!?\[(.*?)\]\(.*?\)", r"\1", re.sub(r"\[!\[.*?\)\]\(.*?\)", "", text))
+    for part in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", text):
+        yield from re.split(r"(?<=[.?!])[*`)\"]*\s+(?=[^a-z])", " ".join(part.split()))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sentences_are_short(path: Path) -> None:
+    assert [s for s in sentences(path) if len(s.split()) > MOST_WORDS] == []
+
+
+def test_pages_are_few_enough_to_read() -> None:
+    pages = (ROOT / "docs").glob("*.md")
+    assert sum(len(page.read_text().splitlines()) for page in pages) <= MOST_LINES
+
+
 def blocks(path: Path, language: str = "python") -> list[str]:
     """The Python of a page, which runs from its first line to its last; or what else it shows."""
     shown = rf"^```{language}\n(.*?)^```$"
