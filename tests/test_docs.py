@@ -149,6 +149,16 @@ def test_fields_of_json_are_documented(capsys: pytest.CaptureFixture[str]) -> No
         assert sorted(re.findall("`(.*?)`", first)) == sorted(names)
 
 
+def test_rules_are_worth_what_was_measured() -> None:
+    """But for what a rule is, which each says in its own words."""
+    page, report = (
+        re.findall(r"^\| ([a-z-]*) \|.*?\|(.*)", path.read_text(), re.MULTILINE)
+        for path in (ROOT / "docs/ablation.md", ROOT / "benchmarks/results/ablation.md")
+    )
+    assert len(page) > 10
+    assert page == report
+
+
 HERE = str(Path(sys.executable).parent)
 
 
