@@ -11,8 +11,8 @@ import torch
 
 import cudagraph_pool as cgp
 from cudagraph_pool._forecast import count_nodes
-from cudagraph_pool._measure import Captures
-from cudagraph_pool._workloads import Workload
+from cudagraph_pool.tools.measure import Captures
+from cudagraph_pool.tools.workloads import Workload
 
 
 def pool_arguments(config: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from _models import Output, vision
 from torch import Tensor, nn
 from two_stream_models import linears
 
-from cudagraph_pool._workloads import rms_norm
+from cudagraph_pool.tools.workloads import rms_norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import torch
 from stream_programs import WARM_UP, Kind, Program, generate, sums_of, value_of
 from torch import Tensor
 
-from cudagraph_pool._measure import CaptureCost, Captures
-from cudagraph_pool._workloads import Workload
+from cudagraph_pool.tools.measure import CaptureCost, Captures
+from cudagraph_pool.tools.workloads import Workload
 
 # (kind, stream, tensor, what the kind needs: elements and value, a view of the sums, cycles or the
 # other stream)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cudagraph_pool._worker_process import WorkerError
+from cudagraph_pool.integration.worker_process import WorkerError
 
 T = TypeVar("T")
 WORKER = Path(__file__).resolve().parent / "_worker.py"
@@ -162,8 +162,8 @@ class Team:
         return answers
 
     def costs(self, order: Sequence[int], repeats: int, rounds: int) -> dict[str, dict[str, Any]]:
-        """What captures in this order, as :class:`cudagraph_pool._measure.CaptureCost`, and replays
-        take, by name.
+        """What captures in this order, as :class:`cudagraph_pool.tools.measure.CaptureCost`, and
+        replays take, by name.
         """
         captures = self.in_turn(repeats, "capture", order=order)
         replays = self.in_turn(rounds, "replay", times=self._replay_passes())

@@ -26,7 +26,7 @@ Maker = Callable[[Any], Any]
 def _graphs(names: Sequence[str], allocator: str) -> Maker:
     from workloads import WORKLOADS
 
-    from cudagraph_pool._measure import Captures
+    from cudagraph_pool.tools.measure import Captures
 
     return lambda device: Captures(WORKLOADS[names[0]], device, ours=allocator == "ours")
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from _command import add_common, add_some, new_parser, positive, resume, verdict, write_report
 
-from cudagraph_pool._footprint import (
+from cudagraph_pool.tools.footprint import (
     WAYS,
     Footprint,
     Found,

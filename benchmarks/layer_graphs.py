@@ -42,8 +42,8 @@ from _pools import cells, count_captures, measure_pools
 from torch import Tensor, nn
 
 import cudagraph_pool as cgp
-from cudagraph_pool._measure import digest_of
 from cudagraph_pool._table import format_table
+from cudagraph_pool.tools.measure import digest_of
 
 WAYS = (
     ("eager", "stock"),

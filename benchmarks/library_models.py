@@ -14,7 +14,7 @@ import torch
 from _models import BERT, WAV2VEC2, images, segmentation, text, timm, tokens, video, vision
 from torch import Tensor, nn
 
-from cudagraph_pool._workloads import Workload
+from cudagraph_pool.tools.workloads import Workload
 
 KEPT = "-kept"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from _command import new_parser
 
-from cudagraph_pool._trace import Trace, TraceError, read_trace
+from cudagraph_pool.tools.trace import Trace, TraceError, read_trace
 
 
 def lines_of(trace: Trace) -> Iterator[str]:

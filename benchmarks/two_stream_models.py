@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from cudagraph_pool._workloads import Workload, randomize, rms_norm
+from cudagraph_pool.tools.workloads import Workload, randomize, rms_norm
 
 _DTYPE = torch.bfloat16
 

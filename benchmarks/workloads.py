@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from two_stream_models import Branches, Rows, WeightStreaming, linears
 from workspace_models import SHAPES, WORKSPACE_BYTES, Products
 
-from cudagraph_pool._workloads import (
+from cudagraph_pool.tools.workloads import (
     DecoderShape,
     DecodeStep,
     SeedScript,

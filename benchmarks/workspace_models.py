@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from two_stream_models import Rows
 
-from cudagraph_pool._workloads import rms_norm
+from cudagraph_pool.tools.workloads import rms_norm
 
 WORKSPACE_BYTES = 32 << 20
 

@@ -10,19 +10,21 @@ their model::
 From then on ``torch.cuda.graph`` and ``torch.cuda.make_graphed_callables`` capture into pools of
 this package; everything else stays with PyTorch's own allocator. Importing the package imports
 neither torch nor CUDA, nor anything of its own before that is asked for: ``import torch`` imports
-it (see ``_autoload``), which must cost nothing.
+it (see ``integration.autoload``), which must cost nothing.
 """
 
-import os
-import sys
-from collections.abc import Iterable
 from importlib import import_module
-from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import sizes
-    from ._allocator import (
+    from ._core import __version__ as __version__
+    from ._forecast import Forecast, forecast
+    from ._guard import guard
+    from ._runner import GraphRunner
+    from .capture import graph
+    from .pools import GraphPool, stats, use_pool
+    from .switch import (
         allocator,
         disable,
         enable,
@@ -31,13 +33,7 @@ if TYPE_CHECKING:
         library_path,
         pluggable_allocator,
     )
-    from ._core import __version__ as __version__
-    from ._forecast import Forecast, forecast
-    from ._graphs import GraphPool, graph, use_pool
-    from ._guard import guard
-    from ._pool_report import PoolReport, report
-    from ._runner import GraphRunner
-    from ._stats import stats
+    from .tools.pool_report import PoolReport, report
 
 __all__ = [
     "Forecast",
@@ -60,34 +56,41 @@ __all__ = [
     "use_pool",
 ]
 
-# Where names are that do not come from ._allocator.
+# The module that each name comes from.
 _HOMES = {
-    "__version__": "._core",
-    "Forecast": "._forecast",
-    "GraphPool": "._graphs",
-    "GraphRunner": "._runner",
-    "PoolReport": "._pool_report",
-    "forecast": "._forecast",
-    "graph": "._graphs",
-    "guard": "._guard",
-    "report": "._pool_report",
-    "stats": "._stats",
-    "use_pool": "._graphs",
+    "Forecast": "_forecast",
+    "GraphPool": "pools",
+    "GraphRunner": "_runner",
+    "PoolReport": "tools.pool_report",
+    "__version__": "_core",
+    "allocator": "switch",
+    "disable": "switch",
+    "enable": "switch",
+    "enabled": "switch",
+    "forecast": "_forecast",
+    "graph": "capture",
+    "guard": "_guard",
+    "is_enabled": "switch",
+    "library_path": "switch",
+    "pluggable_allocator": "switch",
+    "report": "tools.pool_report",
+    "stats": "pools",
+    "use_pool": "pools",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__ and name not in ("__version__", "_core"):
+    if name not in _HOMES and name not in ("_core", "sizes"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        if name in ("sizes", "_core"):
-            return import_module(f".{name}", __name__)
-        value = getattr(import_module(_HOMES.get(name, "._allocator"), __name__), name)
+        module = import_module(f".{_HOMES.get(name, name)}", __name__)
     except ModuleNotFoundError as error:
         if error.name != f"{__name__}._core":
             raise
         raise ImportError(_not_installed()) from None
-    globals()[name] = value
+    if name not in _HOMES:
+        return module
+    value = globals()[name] = getattr(module, name)
     return value
 
 
@@ -97,35 +100,6 @@ def __dir__() -> list[str]:
 
 def _not_installed() -> str:
     return (
-        f"{__path__[0]} holds the sources of cudagraph_pool, which is not installed: "
-        "pip install . in that clone"
+        f"{__path__[0]} holds the sources of cudagraph_pool and stands first on sys.path: run from "
+        "another folder, or with python -P; if it is not installed: pip install . in that clone"
     )
-
-
-def _built(folders: Iterable[str]) -> bool:
-    return PathFinder.find_spec("cudagraph_pool._core", list(folders)) is not None
-
-
-def _use_installed() -> None:
-    """Lets the next copy on the path that has been built take this one's place."""
-    for entry in sys.path[1:]:
-        spec = PathFinder.find_spec("cudagraph_pool", [entry])
-        if spec and spec.loader and _built(spec.submodule_search_locations or ()):
-            if spec.origin != __file__:  # else it is this one that was installed, to be edited
-                installed = sys.modules[__name__] = module_from_spec(spec)
-                spec.loader.exec_module(installed)
-            return
-
-
-def _is_where_python_began() -> bool:
-    """Whether this was found in the folder of the program, which stands first on the path."""
-    first = None if sys.flags.safe_path else sys.path[0]
-    return first is not None and os.path.abspath(first) == os.path.dirname(__path__[0])
-
-
-# The sources in a clone, or what was built there for another environment, stand before what was
-# installed.
-if not _built(__path__) or _is_where_python_began():
-    from importlib.util import module_from_spec
-
-    _use_installed()

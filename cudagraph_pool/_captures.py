@@ -24,9 +24,10 @@ from ._adapter import load_adapter
 from ._buckets import Size
 from ._forecast import count_nodes
 from ._function import unwrapped
-from ._graphs import GraphPool, _next_graph, graph
 from ._static_inputs import Static
 from ._static_outputs import lend
+from .capture import _next_graph, graph
+from .pools import GraphPool
 
 if TYPE_CHECKING:
     from . import _torch

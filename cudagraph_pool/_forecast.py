@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from ._buckets import Size, cost, sizes_of
-from ._graphs import GraphPool, _require_pool
+from .pools import GraphPool, _require_pool
 
 if TYPE_CHECKING:
     import torch

@@ -20,7 +20,7 @@ from ._static_outputs import lend
 from ._workspaces import Workspaces, used_by, used_by_capture
 
 if TYPE_CHECKING:
-    from ._graphs import _Turns
+    from .pools import _Turns
 
 _listening: list[_Replays] = []  # in the order they began
 _native: Any = None  # what CUDAGraph.replay was before the first of them

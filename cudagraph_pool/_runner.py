@@ -14,15 +14,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ._adapter import load_adapter
-from ._allocator import _require_booleans
 from ._buckets import Buckets, LadderBuckets, ListedBuckets, Size, cost, shown
 from ._call import Call, refuse_transforms, take_apart
 from ._captures import Captures, frozen_heap, no_autocast_cache, no_hooks_of_the_caller
 from ._function import modules_of, parameters_of, scripted, tensors_of, watch
-from ._graphs import _EXEC_BUDGET, GraphPool, _require_enabled, _require_pool
 from ._guard import is_guarded
 from ._program import Plan, Program
 from ._report import Report
+from ._shared_exec import _EXEC_BUDGET
+from .pools import GraphPool, _require_pool
+from .switch import _require_booleans, _require_enabled
 
 if TYPE_CHECKING:
     from . import _torch

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _shared_exec
 from ._adapter import load_adapter
-from ._graphs import _EXEC_BUDGET, _MAX_EXECS
+from ._shared_exec import _EXEC_BUDGET, _MAX_EXECS
 
 if TYPE_CHECKING:
     from . import _torch

@@ -12,6 +12,12 @@ if TYPE_CHECKING:
 
     from . import _torch
 
+# The more there are, the fewer replays switch. With so many even 16 graphs of 2,400 nodes keep to
+# a quarter of what executables of their own would take: benchmarks/shared_execs.py has the table.
+_MAX_EXECS = 4
+# For more of them, where nobody says how much they may take.
+_EXEC_BUDGET = 256 << 20
+
 
 def capture_template(graph: torch.cuda.CUDAGraph) -> bool:
     """Lets the capture to come leave its graph as a template, without an executable.

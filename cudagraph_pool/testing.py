@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import pytest
 
-from . import _adapter, _allocator
+from . import _adapter, switch
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +42,7 @@ class _EnabledRun:
                 "run the suite without pytest-xdist (-n 0)"
             )
         try:
-            _allocator.enable()
+            switch.enable()
         except (ImportError, RuntimeError) as error:
             raise pytest.UsageError(f"--cudagraph-pool: {error}") from error
         self._before = _capture_counts()

@@ -21,7 +21,15 @@ SIDES = {"native": [], "ours": ["-p", "cudagraph_pool.testing", "--cudagraph-poo
 
 def run(side: str, arguments: Sequence[str], report: Path) -> int:
     """pytest's exit code; the report is there unless the process came to a sudden end."""
-    command = [sys.executable, "-m", "pytest", *SIDES[side], f"--junitxml={report}", *arguments]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        *SIDES[side],
+        f"--junitxml={report}",
+        *arguments,
+    ]
     return subprocess.run(command, check=False).returncode
 
 

@@ -57,7 +57,7 @@ def test(python: Path) -> None:
     """Both test suites. Without GoogleTest there is only the fuzzer of the C++ one."""
     # Side by side, but not on a GPU: some tests count its memory.
     workers = [] if has_gpu() else ["-n", "auto", "--dist", "loadfile"]
-    seconds = run(str(python), "-m", "pytest", *workers)
+    seconds = run(str(python), "-P", "-m", "pytest", *workers)
     if not has_header("gmock/gmock.h"):
         apt_install("libgtest-dev", "libgmock-dev")
     run(str(python), "-m", "pip", "install", "cmake>=3.24", "ninja")

@@ -31,7 +31,7 @@ except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 from cudagraph_pool._captures import Captured, Span, Usage, _values
-from cudagraph_pool._graphs import _Turns
+from cudagraph_pool.pools import _Turns
 
 # What a graph changes autograd does not see.
 _UNSEEN = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)

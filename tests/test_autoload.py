@@ -20,7 +20,10 @@ import pytest
 from entry_points import environment
 
 import cudagraph_pool
-from cudagraph_pool import _allocator, _autoload, _cli, _request, _vllm, _vllm_estimate
+from cudagraph_pool import switch
+from cudagraph_pool.cli.main import main
+from cudagraph_pool.integration import autoload, vllm, vllm_estimate
+from cudagraph_pool.integration import request as _request
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="needs torch, of any kind"
@@ -29,7 +32,8 @@ needs_torch = pytest.mark.skipif(
 # First use of CUDA where there is none: torch's own initialisation around a driver that agrees.
 FIRST_USE = """
 import logging, os, sys, torch
-from cudagraph_pool import _allocator, _request
+from cudagraph_pool import switch
+from cudagraph_pool.integration import request as _request
 
 def enable(share_captures=False):
     print("enabled", share_captures, torch.cuda.is_initialized(), flush=True)
@@ -44,7 +48,7 @@ def first_use():
     torch.cuda.init()
     torch.cuda.init()
 
-_allocator.enable = enable
+switch.enable = enable
 _request.load_adapter = Adapter
 """
 
@@ -104,7 +108,8 @@ def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) ->
     program = (
         "import sys, torch\n"
         "ours = {name for name in sys.modules if name.startswith('cudagraph_pool')}\n"
-        "assert ours == {'cudagraph_pool', 'cudagraph_pool._autoload'}, ours\n"
+        "assert {name.removeprefix('cudagraph_pool') for name in ours} == "
+        "{'', '.integration', '.integration.autoload', '.integration.environment'}, ours\n"
         "assert not any('cudagraph_pool' in call.__module__ for call, _ in "
         "torch.cuda._queued_calls)\n"
     )
@@ -172,9 +177,7 @@ def test_what_cannot_be_done_is_said_once_and_breaks_nothing(
     """With nothing faked but the driver: torch's CUDA, the adapter or the GPU is missing."""
     done = run("-c", "import torch", CUDAGRAPH_POOL=request_text)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    program = FIRST_USE.replace("_allocator.enable =", "_ =").replace(
-        "_request.load_adapter =", "_ ="
-    )
+    program = FIRST_USE.replace("switch.enable =", "_ =").replace("_request.load_adapter =", "_ =")
     done = run("-c", program + "first_use()\nprint('goes on')", CUDAGRAPH_POOL=request_text)
     assert (done.returncode, done.stdout) == (0, "goes on\n")
     said = f"CUDAGRAPH_POOL={request_text}: CUDA graphs stay in PyTorch's own pools, since "
@@ -184,7 +187,7 @@ def test_what_cannot_be_done_is_said_once_and_breaks_nothing(
 
 
 def test_options_are_those_of_enable() -> None:
-    parameters = inspect.signature(_allocator.enable).parameters
+    parameters = inspect.signature(switch.enable).parameters
     assert _request.options() == [*parameters, "report"]
     # `parse`, `unparse` and the flags of `run` know switches only.
     assert all(isinstance(parameter.default, bool) for parameter in parameters.values())
@@ -237,7 +240,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
     module._lazy_call = fake.lazy_call
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     monkeypatch.setitem(sys.modules, "torch.cuda", module)
-    monkeypatch.setattr(_autoload, "_arranged", set())
+    monkeypatch.setattr(autoload, "_arranged", set())
     monkeypatch.setenv("CUDAGRAPH_POOL", "1")
     _request._enable.cache_clear()
     return fake
@@ -247,8 +250,8 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The loggers of vLLM's custom all-reduce, each time that it is changed, and its estimate."""
     loggers: list[str] = []
-    monkeypatch.setattr(_vllm, "serve_all_reduce", loggers.append)
-    monkeypatch.setattr(_vllm_estimate, "serve_estimate", loggers.append)
+    monkeypatch.setattr(vllm, "serve_all_reduce", loggers.append)
+    monkeypatch.setattr(vllm_estimate, "serve_estimate", loggers.append)
     return loggers
 
 
@@ -260,13 +263,13 @@ def enabled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bool]]:
     def enable(share_captures: bool = False) -> None:
         calls.append({"share_captures": share_captures})
 
-    monkeypatch.setattr(_allocator, "enable", enable)
+    monkeypatch.setattr(switch, "enable", enable)
     return calls
 
 
 @pytest.mark.parametrize(
     ("plugin", "logger"),
-    [(_autoload.vllm, "vllm.cudagraph_pool"), (_autoload.sglang, "cudagraph_pool")],
+    [(autoload.vllm, "vllm.cudagraph_pool"), (autoload.sglang, "cudagraph_pool")],
 )
 @pytest.mark.parametrize("torch_calls_too", [False, True])
 @pytest.mark.parametrize("late", [False, True])
@@ -283,7 +286,7 @@ def test_plugins(
     """However often and whenever they are called: enabled once, one line in the engine's log."""
     caplog.set_level(logging.INFO)
     if torch_calls_too:
-        _autoload.torch()
+        autoload.torch()
     if late:
         fake_torch.init()
     plugin()
@@ -293,7 +296,7 @@ def test_plugins(
         fake_torch.init()
     plugin()
     assert enabled == [{"share_captures": False}]
-    assert served == ([logger] * 2 if plugin is _autoload.vllm else [])
+    assert served == ([logger] * 2 if plugin is autoload.vllm else [])
     said = [record for record in caplog.records if record.name == logger]
     assert [record.levelno for record in said] == [logging.INFO]
     assert said[0].getMessage() == (
@@ -302,7 +305,7 @@ def test_plugins(
 
 
 @pytest.mark.parametrize("value", [None, "", "0"])
-@pytest.mark.parametrize("plugin", [_autoload.torch, _autoload.vllm, _autoload.sglang])
+@pytest.mark.parametrize("plugin", [autoload.torch, autoload.vllm, autoload.sglang])
 def test_plugins_do_nothing_unasked(
     fake_torch: FakeTorch,
     monkeypatch: pytest.MonkeyPatch,
@@ -398,7 +401,7 @@ def test_run_is_interrupted(tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text("import time\nprint('ready', flush=True)\ntime.sleep(300)\n")
     with subprocess.Popen(
-        [sys.executable, "-m", "cudagraph_pool", "run", str(path)],
+        [sys.executable, "-P", "-m", "cudagraph_pool", "run", str(path)],
         env=environment(tmp_path),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -419,27 +422,27 @@ def test_run_says_why_it_cannot(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    assert _cli.main(["run", "program.py"]) == 2
+    assert main(["run", "program.py"]) == 2
     assert capsys.readouterr().err == (
         "cudagraph-pool: run needs torch's entry points: unset TORCH_DEVICE_BACKEND_AUTOLOAD\n"
     )
     monkeypatch.delenv("TORCH_DEVICE_BACKEND_AUTOLOAD")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
-    assert _cli.main(["run", "program.py"]) == 2
+    assert main(["run", "program.py"]) == 2
     assert capsys.readouterr().err.endswith("to be installed: in a clone of it, pip install .\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["-m"], ["--reports", "x"], ["--share-captures=1", "x"]])
 def test_run_refuses(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        _cli.main(["run", *arguments])
+        main(["run", *arguments])
     assert caught.value.code == 2
     assert capsys.readouterr().out == ""
 
 
 def test_help_of_run_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        _cli.main(["run", "--help"])
+        main(["run", "--help"])
     out = capsys.readouterr().out
     for name in _request.options():
         assert f"--{name.replace('_', '-')}" in out

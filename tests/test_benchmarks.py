@@ -23,8 +23,8 @@ import trace_to_text
 from _apart import run_apart
 from fake_team import faked
 
-from cudagraph_pool._trace import minimum_bytes, read_trace
-from cudagraph_pool._worker_process import WorkerError
+from cudagraph_pool.integration.worker_process import WorkerError
+from cudagraph_pool.tools.trace import minimum_bytes, read_trace
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
 Capture = pytest.CaptureFixture[str]
@@ -133,7 +133,7 @@ def test_orders_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_primes_with_what_takes_the_least(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from cudagraph_pool._measure import Captures
+    from cudagraph_pool.tools.measure import Captures
 
     def minimum(captures: Captures, order: list[int]) -> int:
         assert captures._primed_bytes == 0
@@ -297,7 +297,7 @@ def test_traces_as_text_say_the_same(tmp_path: Path) -> None:
 def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
     """The record that PyTorch would have made of a recorded capture gives the trace's minimum."""
     pytest.importorskip("torch")
-    from cudagraph_pool._measure import peak_live_bytes
+    from cudagraph_pool.tools.measure import peak_live_bytes
 
     trace = read_trace(path)
     entries: list[dict[str, Any]] = [{"action": "segment_alloc", "addr": 0, "size": 1 << 40}]

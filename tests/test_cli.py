@@ -12,7 +12,9 @@ import pytest
 from small_trace import TRACES, WriteTrace
 from validate_placements import validate
 
-from cudagraph_pool import _cli, _commands, _core
+from cudagraph_pool import _core
+from cudagraph_pool.cli import commands
+from cudagraph_pool.cli.main import main
 
 SEED = next(path for path in TRACES if path.name.startswith("seed"))
 MLP = next(path for path in TRACES if path.name.startswith("mlp"))
@@ -21,7 +23,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def call(*arguments: str | Path) -> int:
-    return _cli.main([str(argument) for argument in arguments])
+    return main([str(argument) for argument in arguments])
 
 
 def refused(capsys: Capture, *arguments: str | Path) -> str:
@@ -134,7 +136,7 @@ def test_seed_without_shuffling_is_refused(capsys: Capture) -> None:
 )
 def test_wrong_arguments(capsys: Capture, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        _cli.main(arguments)
+        main(arguments)
     assert caught.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
@@ -146,7 +148,7 @@ def test_wrong_arguments(capsys: Capture, arguments: list[str]) -> None:
 )
 def test_usage_is_the_commands_own(capsys: Capture, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        _cli.main(arguments)
+        main(arguments)
     assert caught.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith(f"usage: cudagraph-pool {arguments[0]} ")
@@ -167,7 +169,7 @@ def test_failure_in_the_core_is_one_line(capsys: Capture, monkeypatch: pytest.Mo
     def fail(*_: object) -> None:
         raise _core.OutOfMemoryError("out of memory:\n2 of 1 pages")
 
-    monkeypatch.setattr(_commands, "replay", fail)
+    monkeypatch.setattr(commands, "replay", fail)
     assert call("replay", SEED) == 1
     err = capsys.readouterr().err
     assert err == f"cudagraph-pool: {SEED}: the replay failed: out of memory: 2 of 1 pages\n"
@@ -175,29 +177,29 @@ def test_failure_in_the_core_is_one_line(capsys: Capture, monkeypatch: pytest.Mo
 
 def test_version(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
-        _cli.main(["--version"])
+        main(["--version"])
     assert caught.value.code == 0
     assert capsys.readouterr().out.strip() == _core.__version__
 
 
 def test_help_names_every_command(capsys: Capture) -> None:
     with pytest.raises(SystemExit):
-        _cli.main(["--help"])
+        main(["--help"])
     out = capsys.readouterr().out
     for command in ("demo", "footprint", "replay", "run", "record", "report", "plot", "info"):
         assert command in out
 
 
 def test_demo_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cudagraph_pool import _demo
+    from cudagraph_pool.tools import demo
 
-    monkeypatch.setattr(_demo, "main", lambda argv: 7 if argv == ["--any", "x"] else 0)
+    monkeypatch.setattr(demo, "main", lambda argv: 7 if argv == ["--any", "x"] else 0)
     assert call("demo", "--any", "x") == 7
 
 
 def test_module_runs_as_the_command() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cudagraph_pool", "replay", "--json", str(SEED)],
+        [sys.executable, "-P", "-m", "cudagraph_pool", "replay", "--json", str(SEED)],
         capture_output=True,
         text=True,
     )
@@ -214,7 +216,7 @@ def test_what_stock_took_is_of_the_recorded_order(capsys: Capture) -> None:
 def test_standard_input(capsys: Capture) -> None:
     with MLP.open() as file:
         done = subprocess.run(
-            [sys.executable, "-m", "cudagraph_pool", "replay", "--json", "-"],
+            [sys.executable, "-P", "-m", "cudagraph_pool", "replay", "--json", "-"],
             stdin=file,
             capture_output=True,
             text=True,
@@ -241,7 +243,7 @@ def test_streams_that_cannot_be_used(
     command: str, code: int, said: str | None, unbuffered: str
 ) -> None:
     done = subprocess.run(
-        f"'{sys.executable}' -m cudagraph_pool {command}",
+        f"'{sys.executable}' -P -m cudagraph_pool {command}",
         shell=True,
         capture_output=True,
         text=True,
@@ -255,14 +257,14 @@ def test_interrupt_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch)
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_commands, "replay", interrupted)
+    monkeypatch.setattr(commands, "replay", interrupted)
     assert call("replay", SEED) == 130
     assert capsys.readouterr().err == "cudagraph-pool: stopped\n"
 
 
 def test_a_name_that_the_terminal_cannot_show(write_trace: WriteTrace) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "cudagraph_pool", "replay", write_trace(name="Übung")],
+        [sys.executable, "-P", "-m", "cudagraph_pool", "replay", write_trace(name="Übung")],
         env=dict(os.environ, PYTHONIOENCODING="ascii"),
         capture_output=True,
         text=True,
@@ -272,7 +274,7 @@ def test_a_name_that_the_terminal_cannot_show(write_trace: WriteTrace) -> None:
 
 
 def test_reader_that_goes_away_is_no_traceback() -> None:
-    command = f"'{sys.executable}' -m cudagraph_pool replay --json '{SEED}' '{MLP}' | true"
+    command = f"'{sys.executable}' -P -m cudagraph_pool replay --json '{SEED}' '{MLP}' | true"
     environ = dict(os.environ, PYTHONUNBUFFERED="1")
     done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environ)
     assert done.stderr == ""
@@ -280,8 +282,12 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
 
 def test_clone_that_was_installed_for_another_python() -> None:
     """scripts/dev.py leaves extension modules in a clone that fit the system's Python too."""
-    program = "import sys; sys.modules['tqdm'] = None; from cudagraph_pool._cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program, "info"], capture_output=True, text=True)
+    program = (
+        "import sys; sys.modules['tqdm'] = None; from cudagraph_pool.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, "info"], capture_output=True, text=True
+    )
     assert "is not installed for" in done.stderr
     assert done.stderr.count("\n") == 1
 
@@ -290,10 +296,10 @@ def test_command_never_imports_torch() -> None:
     program = (
         "import sys\n"
         "sys.modules['torch'] = None\n"  # an import of it would raise
-        "from cudagraph_pool._cli import main\n"
+        "from cudagraph_pool.cli.main import main\n"
         "sys.exit(main(['info']) or main(['replay', sys.argv[1]]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(SEED)], capture_output=True, text=True
+        [sys.executable, "-P", "-c", program, str(SEED)], capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")

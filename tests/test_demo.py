@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cudagraph_pool import _demo
+from cudagraph_pool.tools import demo as _demo
 
 Capture = pytest.CaptureFixture[str]
 
@@ -51,11 +51,11 @@ def test_needs_no_torch() -> None:
     program = (
         "import sys\n"
         "sys.modules['torch'] = None\n"
-        "from cudagraph_pool import _demo\n"
-        "_demo._gpu_name = lambda: None\n"
-        "sys.exit(_demo.main([]))\n"
+        "from cudagraph_pool.tools import demo\n"
+        "demo._gpu_name = lambda: None\n"
+        "sys.exit(demo.main([]))\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-P", "-c", program], check=True, capture_output=True)
 
 
 def test_refuses_arguments(capsys: Capture) -> None:

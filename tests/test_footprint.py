@@ -13,9 +13,9 @@ import footprint
 import pytest
 from footprint import judge
 
-from cudagraph_pool import _footprint
-from cudagraph_pool._footprint import WAYS, Footprint, as_json, needing_kernels, ratio, table
-from cudagraph_pool._worker_process import WorkerError, ask, run_python
+from cudagraph_pool.integration.worker_process import WorkerError, ask, run_python
+from cudagraph_pool.tools import footprint as _footprint
+from cudagraph_pool.tools.footprint import WAYS, Footprint, as_json, needing_kernels, ratio, table
 
 MIB = 1 << 20
 

@@ -14,8 +14,15 @@ from small_trace import TRACES
 
 import cudagraph_pool as cgp
 from cudagraph_pool import _forecast
-from cudagraph_pool._replay import POOL, new_pools, run
-from cudagraph_pool._trace import Event, Graph, Trace, most_live_bytes, read_trace, replay_sequence
+from cudagraph_pool.tools.replay import POOL, new_pools, run
+from cudagraph_pool.tools.trace import (
+    Event,
+    Graph,
+    Trace,
+    most_live_bytes,
+    read_trace,
+    replay_sequence,
+)
 
 sys.path.insert(0, str(Path(__file__).parent / "traces"))
 import generate

@@ -210,7 +210,7 @@ def test_importing_it_does_not_import_the_compiler() -> None:
         "import sys, cudagraph_pool as cgp; cgp.GraphRunner; print('torch._dynamo' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-P", "-c", script], stdout=subprocess.PIPE, text=True, check=True
     )
     assert done.stdout == "False\n"
 

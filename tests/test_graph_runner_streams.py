@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cudagraph_pool._captures import Captures, _address
-from cudagraph_pool._graphs import graph
+from cudagraph_pool.capture import graph
 
 
 class Stream:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from cudagraph_pool import _adapter, _commands, _core, _info
-from cudagraph_pool._info import Driver, Gpu, probe_driver
+from cudagraph_pool import _adapter, _core
+from cudagraph_pool.cli import commands
+from cudagraph_pool.cli import info as _info
+from cudagraph_pool.cli.info import Driver, Gpu, probe_driver
 
 
 class FakeCuda:
@@ -125,7 +127,7 @@ def test_what_is_longer_than_a_line_is_folded(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_info, "lines", lambda: [("a label", "many words " * 20), ("b", "one")])
-    assert _commands.run(["info"]) == 0
+    assert commands.run(["info"]) == 0
     first, *others, last = capsys.readouterr().out.splitlines()
     assert max(map(len, (first, *others))) <= 80
     assert {line[:9] for line in others} == {" " * 9}

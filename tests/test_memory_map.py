@@ -8,10 +8,10 @@ import pytest
 from small_trace import WriteTrace
 
 from cudagraph_pool import _core
-from cudagraph_pool._costs import of_trace
-from cudagraph_pool._memory_map import Operation, joined, map_of_history, operation_of
-from cudagraph_pool._replay import POOL
-from cudagraph_pool._trace import read_trace
+from cudagraph_pool.tools.costs import of_trace
+from cudagraph_pool.tools.memory_map import Operation, joined, map_of_history, operation_of
+from cudagraph_pool.tools.replay import POOL
+from cudagraph_pool.tools.trace import read_trace
 
 PAGE = 2 << 20
 

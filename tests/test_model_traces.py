@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cudagraph_pool._trace import Event, minimum_bytes, read_trace
+from cudagraph_pool.tools.trace import Event, minimum_bytes, read_trace
 
 pytest.importorskip("torch")
 import model_traces

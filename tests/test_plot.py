@@ -16,10 +16,11 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from cudagraph_pool import _cli, _plot
-from cudagraph_pool._costs import GraphCost, PoolCost, of_trace
-from cudagraph_pool._memory_map import MemoryMap
-from cudagraph_pool._trace import PAGE_BYTES, read_trace
+from cudagraph_pool.cli.main import main
+from cudagraph_pool.tools import plot as _plot
+from cudagraph_pool.tools.costs import GraphCost, PoolCost, of_trace
+from cudagraph_pool.tools.memory_map import MemoryMap
+from cudagraph_pool.tools.trace import PAGE_BYTES, read_trace
 
 
 @pytest.fixture
@@ -142,7 +143,7 @@ def test_more_graphs_than_16_bits_count(tmp_path: Path) -> None:
 )
 def test_command(write_trace: WriteTrace, tmp_path: Path, ending: str, begins: bytes) -> None:
     path = tmp_path / f"map.{ending}"
-    assert _cli.main(["plot", str(write_trace()), "-o", str(path)]) == 0
+    assert main(["plot", str(write_trace()), "-o", str(path)]) == 0
     assert path.read_bytes().startswith(begins)
 
 
@@ -150,16 +151,16 @@ def test_command_refuses(
     write_trace: WriteTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trace = str(write_trace())
-    assert _cli.main(["plot", trace, "-o", "map.gif"]) == 2
+    assert main(["plot", trace, "-o", "map.gif"]) == 2
     assert "must end in one of .png, .svg, .pdf" in capsys.readouterr().err
-    assert _cli.main(["plot", trace, "-o", str(tmp_path / "none" / "map.png")]) == 2
+    assert main(["plot", trace, "-o", str(tmp_path / "none" / "map.png")]) == 2
     assert "cannot be written: No such file" in capsys.readouterr().err
-    assert _cli.main(["plot", str(tmp_path), "-o", str(tmp_path / "map.png")]) == 2
+    assert main(["plot", str(tmp_path), "-o", str(tmp_path / "map.png")]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "map.png").exists()
     link = tmp_path / "link.png"
     link.symlink_to(trace)
-    assert _cli.main(["plot", trace, "-o", str(link)]) == 2
+    assert main(["plot", trace, "-o", str(link)]) == 2
     assert "it is the trace itself" in capsys.readouterr().err
     read_trace(trace)
 
@@ -168,7 +169,7 @@ def test_command_needs_no_backend(write_trace: WriteTrace, tmp_path: Path) -> No
     command = ["-m", "cudagraph_pool", "plot", str(write_trace()), "-o", str(tmp_path / "map.png")]
     environment = dict(os.environ, MPLBACKEND="unknown")
     done = subprocess.run(
-        [sys.executable, *command], env=environment, capture_output=True, text=True
+        [sys.executable, "-P", *command], env=environment, capture_output=True, text=True
     )
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -184,8 +185,8 @@ def test_without_matplotlib(
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name)
     )
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert _cli.main(["plot", str(write_trace()), "-o", str(tmp_path / "map.png")]) == 2
+    assert main(["plot", str(write_trace()), "-o", str(tmp_path / "map.png")]) == 2
     assert "pip install 'cudagraph-pool[plot]'" in capsys.readouterr().err
     page = tmp_path / "page.html"
-    assert _cli.main(["report", str(write_trace()), "--html", str(page)]) == 0
+    assert main(["report", str(write_trace()), "--html", str(page)]) == 0
     assert "pip install" in page.read_text()

@@ -17,11 +17,13 @@ import pytest
 from small_trace import TRACES, WriteTrace
 
 import cudagraph_pool as cgp
-from cudagraph_pool import _allocator, _cli, _core, _graphs, _live_map, _stats
-from cudagraph_pool._costs import of_trace
-from cudagraph_pool._pool_report import PoolReport
-from cudagraph_pool._replay import POOL
-from cudagraph_pool._trace import read_trace
+from cudagraph_pool import _core, pools, switch
+from cudagraph_pool.cli.main import main
+from cudagraph_pool.tools import live_map
+from cudagraph_pool.tools.costs import of_trace
+from cudagraph_pool.tools.pool_report import PoolReport
+from cudagraph_pool.tools.replay import POOL
+from cudagraph_pool.tools.trace import read_trace
 
 PAGE = 2 << 20
 TREE, MEMPOOL, OWN, SHARED = (0, 4), (0, 5), (9, 0), (2**64 - 1, 0)
@@ -75,8 +77,8 @@ def fields(values: object) -> dict[str, int]:
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     fake = Adapter()
-    monkeypatch.setattr(_stats, "loaded_adapter", lambda: fake)
-    monkeypatch.setattr(_live_map, "load_adapter", lambda: fake)
+    monkeypatch.setattr(pools, "loaded_adapter", lambda: fake)
+    monkeypatch.setattr(live_map, "load_adapter", lambda: fake)
     execs = {"execs": 3, "exec_alone": {"the driver is too new": 2}}
     shared: Any = SimpleNamespace(_caches={1: SimpleNamespace(stats=lambda: execs)})
     monkeypatch.setitem(sys.modules, "cudagraph_pool._shared_capture", shared)
@@ -89,7 +91,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
 
 
 def test_without_an_adapter_there_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_stats, "loaded_adapter", lambda: None)
+    monkeypatch.setattr(pools, "loaded_adapter", lambda: None)
     reasons = {"disabled": 0, "mempool": 0, "older_pool": 0}
     captures = {"ours": 0, "base": 0, "base_reasons": reasons}
     assert cgp.stats() == {"captures": captures, "pools": [], "execs": []}
@@ -208,13 +210,13 @@ def test_pools_of_graph_trees_have_no_picture(
     torch: Any = sys.modules["torch"]
     entries = torch.cuda.memory._snapshot()["device_traces"][1]
     entries.extend([entries[1]] * 5)
-    assert _live_map.map_of_pool(_live_map.histories(), 1, SHARED) is None
+    assert live_map.map_of_pool(live_map.histories(), 1, SHARED) is None
 
 
 def test_report_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     arguments = ["report", *map(str, TRACES[:2]), "--html", str(page)]
-    assert _cli.main(arguments) == 0
+    assert main(arguments) == 0
     text = capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     row = next(line for line in text.splitlines() if line.startswith("gpt2_train_asc "))
@@ -237,7 +239,7 @@ def test_a_long_name_is_folded(write_trace: WriteTrace) -> None:
 
 def test_report_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["report", "--json", str(TRACES[0]), "--order", "desc"]
-    assert _cli.main(arguments) == 0
+    assert main(arguments) == 0
     (pool,) = json.loads(capsys.readouterr().out)["pools"]
     assert sum(graph["added_bytes"] for graph in pool["graphs"]) == pool["reserved_bytes"]
     assert pool["graphs"][0]["name"] == "512"
@@ -252,7 +254,7 @@ def test_graphs_of_record_have_numbers_as_their_sizes_are_not_known() -> None:
 def test_names_from_elsewhere_are_no_markup(write_trace: WriteTrace, tmp_path: Path) -> None:
     name = "<script>alert('x')</script>"
     page = tmp_path / "page.html"
-    assert _cli.main(["report", str(write_trace(name=name)), "--html", str(page)]) == 0
+    assert main(["report", str(write_trace(name=name)), "--html", str(page)]) == 0
     assert "<script" not in page.read_text()
     assert html.escape(name) in page.read_text()
 
@@ -260,13 +262,13 @@ def test_names_from_elsewhere_are_no_markup(write_trace: WriteTrace, tmp_path: P
 def test_report_that_cannot_be_written(
     write_trace: WriteTrace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _cli.main(["report", str(write_trace()), "--html", str(tmp_path)]) == 2
+    assert main(["report", str(write_trace()), "--html", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert (out, "cannot be written" in err) == ("", True)
     trace = str(write_trace())
-    assert _cli.main(["report", trace, "--html", trace]) == 2
+    assert main(["report", trace, "--html", trace]) == 2
     assert "it is the trace itself" in capsys.readouterr().err
-    assert _cli.main(["report", str(write_trace()), "--html", ""]) == 2
+    assert main(["report", str(write_trace()), "--html", ""]) == 2
     assert "--html is empty" in capsys.readouterr().err
 
 
@@ -282,8 +284,8 @@ def test_what_is_logged(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mo
         def disable(self) -> None:
             self.enabled = False
 
-    switch = Switch()
-    monkeypatch.setattr(_allocator, "loaded_adapter", lambda: switch)
+    fake = Switch()
+    monkeypatch.setattr(switch, "loaded_adapter", lambda: fake)
     caplog.set_level("INFO", "cudagraph_pool")
     cgp.disable()
     cgp.disable()
@@ -302,18 +304,18 @@ def test_what_is_logged_of_a_process_that_ends(enabled: bool) -> None:
     program = f"""
 import logging
 from types import SimpleNamespace
-from cudagraph_pool import _allocator
+from cudagraph_pool import switch
 logging.basicConfig(level="INFO")
 adapter = SimpleNamespace(
     is_enabled=lambda: {enabled},
     capture_counts=lambda: {{"ours": 2, "base": 1}},
     base_captures=lambda: {{"disabled": 1}},
 )
-_allocator.load_adapter = _allocator.loaded_adapter = lambda: adapter
-_allocator._log_at_the_end()
-_allocator._log_at_the_end()
+switch.load_adapter = switch.loaded_adapter = lambda: adapter
+switch._log_at_the_end()
+switch._log_at_the_end()
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True)
     said = (
         "INFO:cudagraph_pool:the process ends: 2 captures went to pools of this package, "
         "1 to PyTorch's own allocator (disabled: 1)\n"
@@ -333,14 +335,14 @@ def test_pools_are_logged(
     handles = iter([(0, 7), (0, 8)])
     torch: Any = SimpleNamespace(cuda=SimpleNamespace(graph_pool_handle=lambda: next(handles)))
     monkeypatch.setitem(sys.modules, "torch", torch)
-    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: fake)
-    monkeypatch.setattr(_graphs, "_cuda_device", lambda device: SimpleNamespace(index=3))
+    monkeypatch.setattr(pools, "_require_enabled", lambda what: fake)
+    monkeypatch.setattr(pools, "_cuda_device", lambda device: SimpleNamespace(index=3))
     caplog.set_level("DEBUG", "cudagraph_pool")
     first, second = cgp.GraphPool(), cgp.GraphPool()
-    assert _stats._owner(3, (0, 7)) is first
+    assert pools._owner(3, (0, 7)) is first
     first.close()
     first.close()
-    assert _stats._owner(3, (0, 7)) is None
+    assert pools._owner(3, (0, 7)) is None
     del first, second
     said = [record.getMessage().replace("namespace(index=3)", "it") for record in caplog.records]
     assert said == [

@@ -21,9 +21,12 @@ import pytest
 from entry_points import environment
 from small_trace import TRACES
 
-from cudagraph_pool import _autoload, _cli, _record
-from cudagraph_pool._record import Capture, Recorder, traces_of
-from cudagraph_pool._trace import Event, Graph, minimum_bytes, read_trace
+from cudagraph_pool.cli.main import main
+from cudagraph_pool.integration import autoload
+from cudagraph_pool.integration.environment import PROGRAM, RECORD
+from cudagraph_pool.tools import record as _record
+from cudagraph_pool.tools.record import Capture, Recorder, traces_of
+from cudagraph_pool.tools.trace import Event, Graph, minimum_bytes, read_trace
 
 GIB = 1 << 30
 ELSEWHERE = 7 * GIB  # eager memory
@@ -245,7 +248,7 @@ def test_recorder(
         document = json.load(file)
     assert (document["torch"], document["gpu"]) == ("2.11.0", "a GPU")
     assert capsys.readouterr().err == f"cudagraph-pool record: 2 graphs of one pool: {path}\n"
-    assert _cli.main(["replay", str(path)]) == 0
+    assert main(["replay", str(path)]) == 0
 
 
 def test_a_folder_that_is_gone_is_said(
@@ -271,12 +274,12 @@ def test_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "execv", lambda *arguments: became.append(arguments))
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ("there",))
     monkeypatch.setenv("CUDAGRAPH_POOL", "1")
-    monkeypatch.setenv(_autoload.RECORD, "")
-    monkeypatch.setenv(_autoload.PROGRAM, "")
+    monkeypatch.setenv(RECORD, "")
+    monkeypatch.setenv(PROGRAM, "")
     folder = tmp_path / "a" / "b"
-    _cli.main(["record", "-o", str(folder), "serve.py", "--port", "1"])
+    main(["record", "-o", str(folder), "serve.py", "--port", "1"])
     assert became == [(sys.executable, [sys.executable, "serve.py", "--port", "1"])]
-    assert os.environ[_autoload.RECORD] == str(folder)
+    assert os.environ[RECORD] == str(folder)
     assert "CUDAGRAPH_POOL" not in os.environ
     assert folder.is_dir()
 
@@ -286,14 +289,14 @@ def test_command_says_why_it_cannot(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ("there",))
-    assert _cli.main(["record", "-o", str(tmp_path / "file" / "x"), "serve.py"]) == 2
+    assert main(["record", "-o", str(tmp_path / "file" / "x"), "serve.py"]) == 2
     assert "no trace can be written there: Not a directory" in capsys.readouterr().err
-    assert _cli.main(["record", "-o", "/proc", "serve.py"]) == 2  # there, and nobody's to write to
+    assert main(["record", "-o", "/proc", "serve.py"]) == 2  # there, and nobody's to write to
     assert "/proc: no trace can be written there: " in capsys.readouterr().err
-    assert _cli.main(["record", "-o", "", "serve.py"]) == 2
+    assert main(["record", "-o", "", "serve.py"]) == 2
     assert "-o is empty, but names a folder" in capsys.readouterr().err
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
-    assert _cli.main(["record", "-o", str(tmp_path), "serve.py"]) == 2
+    assert main(["record", "-o", str(tmp_path), "serve.py"]) == 2
     assert "record needs cudagraph_pool to be installed" in capsys.readouterr().err
 
 
@@ -306,16 +309,16 @@ def test_torch_starts_it_at_the_first_use_of_cuda(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
     monkeypatch.setattr(_record, "start", started.append)
     monkeypatch.delenv("CUDAGRAPH_POOL", raising=False)
-    _autoload.torch()
+    autoload.torch()
     assert not queued
-    monkeypatch.setenv(_autoload.RECORD, "/folder")
-    _autoload.torch()
+    monkeypatch.setenv(RECORD, "/folder")
+    autoload.torch()
     (call,) = queued
     call()
     assert started == ["/folder"]
 
 
-PROGRAM = """
+RECORDED = """
 import os, sys, torch
 
 def record(*arguments):
@@ -335,9 +338,20 @@ sys.exit(7)
 @pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch, of any kind")
 def test_in_a_process_that_uses_cuda(tmp_path: Path) -> None:
     """With nothing faked but the driver, and no capture."""
-    (tmp_path / "program.py").write_text(PROGRAM)
+    (tmp_path / "program.py").write_text(RECORDED)
     done = subprocess.run(
-        [sys.executable, "-m", "cudagraph_pool", "record", "-o", "traces", "program.py", "-o", "x"],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "cudagraph_pool",
+            "record",
+            "-o",
+            "traces",
+            "program.py",
+            "-o",
+            "x",
+        ],
         env=environment(tmp_path, CUDA_VISIBLE_DEVICES="", CUDAGRAPH_POOL="1"),
         cwd=tmp_path,
         capture_output=True,

@@ -12,8 +12,8 @@ from small_trace import TRACES, WriteTrace
 from validate_placements import validate
 
 from cudagraph_pool import _core
-from cudagraph_pool._replay import ReplayResult, replay, run
-from cudagraph_pool._trace import GRANULE_BYTES, Order, Trace, read_trace, replay_sequence
+from cudagraph_pool.tools.replay import ReplayResult, replay, run
+from cudagraph_pool.tools.trace import GRANULE_BYTES, Order, Trace, read_trace, replay_sequence
 
 RUNS: list[tuple[Order, int]] = [
     ("recorded", 0),

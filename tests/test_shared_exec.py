@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import cudagraph_pool as cgp
-from cudagraph_pool import _graphs, _shared_exec
+from cudagraph_pool import _shared_exec, switch
 
 
 class Native:
@@ -242,8 +242,8 @@ def test_arguments_of_a_pool() -> None:
 def test_arguments_of_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before anything is asked of the pool, which has nothing here."""
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(_graphs, "is_enabled", lambda: True)
-    monkeypatch.setattr(_graphs, "load_adapter", lambda: None)
+    monkeypatch.setattr(switch, "is_enabled", lambda: True)
+    monkeypatch.setattr(switch, "load_adapter", lambda: None)
     pool: Any = object.__new__(cgp.GraphPool)
     pool._open, pool._shared_exec = True, False
     graph = torch.cuda.CUDAGraph.__new__(torch.cuda.CUDAGraph)

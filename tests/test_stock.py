@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from small_trace import TRACES
 
-from cudagraph_pool._costs import of_trace
-from cudagraph_pool._stock import StockPool, primed_bytes, reserved_bytes
-from cudagraph_pool._trace import Event, Graph, Order, Trace, read_trace, replay_sequence
+from cudagraph_pool.tools.costs import of_trace
+from cudagraph_pool.tools.stock import StockPool, primed_bytes, reserved_bytes
+from cudagraph_pool.tools.trace import Event, Graph, Order, Trace, read_trace, replay_sequence
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20

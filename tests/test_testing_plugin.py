@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cudagraph_pool import _adapter, _allocator
+from cudagraph_pool import _adapter, switch
 
 pytest_plugins = ["pytester"]
 
@@ -39,7 +39,7 @@ class FakeAdapter:
 def adapter(monkeypatch: pytest.MonkeyPatch) -> FakeAdapter:
     fake = FakeAdapter()
     monkeypatch.setattr(_adapter, "load_adapter", lambda: fake)
-    monkeypatch.setattr(_allocator, "enable", fake.enable)
+    monkeypatch.setattr(switch, "enable", fake.enable)
     return fake
 
 
@@ -135,7 +135,7 @@ def test_says_why_the_package_cannot_be_enabled(
     def enable() -> None:
         raise kind("there is no GPU; get one")
 
-    monkeypatch.setattr(_allocator, "enable", enable)
+    monkeypatch.setattr(switch, "enable", enable)
     pytester.makepyfile("def test_nothing(): pass")
     result = pytester.runpytest_inprocess(*ON)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -148,7 +148,7 @@ def test_in_a_process_of_its_own_where_no_gpu_is_seen(
 ) -> None:
     """With nothing faked: torch, the adapter or the GPU is missing, and the run says so."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PYTHONPATH", str(Path(_allocator.__file__).parent.parent), os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(Path(switch.__file__).parent.parent), os.pathsep)
     pytester.makepyfile("def test_nothing(): pass")
     off = pytester.runpytest_subprocess("-p", "cudagraph_pool.testing")
     assert off.ret == pytest.ExitCode.OK

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from small_trace import TRACES, WriteTrace, small_trace
 
-from cudagraph_pool import _trace
-from cudagraph_pool._trace import (
+from cudagraph_pool.tools import trace as _trace
+from cudagraph_pool.tools.trace import (
     Event,
     Graph,
     Trace,
@@ -187,11 +187,11 @@ def test_gzip_bomb_takes_no_memory(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
         f"resource.setrlimit(resource.RLIMIT_AS, ({512 << 20}, {512 << 20}))\n"
-        "from cudagraph_pool._cli import main\n"
+        "from cudagraph_pool.cli.main import main\n"
         "sys.exit(main(['replay', sys.argv[1]]))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, str(path)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-P", "-c", program, str(path)], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2, done.stderr
     assert done.stderr.count("\n") == 1

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cudagraph_pool import _vllm
+from cudagraph_pool.integration import vllm
 
 LOGGER = "vllm.cudagraph_pool"
 
@@ -38,12 +38,12 @@ class CustomAllreduce:
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's, with a class of its own for each test; enabled, as far as is asked."""
-    made: Any = ModuleType(_vllm._MODULE)
+    made: Any = ModuleType(vllm._MODULE)
     made.CustomAllreduce = type("CustomAllreduce", (CustomAllreduce,), {})
-    monkeypatch.setitem(sys.modules, _vllm._MODULE, made)
-    monkeypatch.setattr(_vllm, "is_enabled", lambda: True)
-    _vllm.serve_all_reduce.cache_clear()
-    _vllm._say.cache_clear()
+    monkeypatch.setitem(sys.modules, vllm._MODULE, made)
+    monkeypatch.setattr(vllm, "is_enabled", lambda: True)
+    vllm.serve_all_reduce.cache_clear()
+    vllm._say.cache_clear()
     return made
 
 
@@ -58,7 +58,7 @@ def ways(custom: CustomAllreduce) -> list[str | None]:
 
 def test_captures_copy(module: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    _vllm.serve_all_reduce(LOGGER)
+    vllm.serve_all_reduce(LOGGER)
     assert caplog.messages == []
     assert ways(module.CustomAllreduce()) == [
         "small copied",
@@ -73,17 +73,17 @@ def test_where_the_pool_could_not_be_enabled_nothing_changes(
     module: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(_vllm, "is_enabled", lambda: False)
-    _vllm.serve_all_reduce(LOGGER)
+    monkeypatch.setattr(vllm, "is_enabled", lambda: False)
+    vllm.serve_all_reduce(LOGGER)
     assert ways(module.CustomAllreduce()) == ways(CustomAllreduce())
     assert ways(CustomAllreduce())[-1] == "small read where it lies"
     assert caplog.messages == []
 
 
 def test_served_once(module: Any) -> None:
-    _vllm.serve_all_reduce(LOGGER)
+    vllm.serve_all_reduce(LOGGER)
     served = module.CustomAllreduce.all_reduce
-    _vllm.serve_all_reduce(LOGGER)
+    vllm.serve_all_reduce(LOGGER)
     assert module.CustomAllreduce.all_reduce is served is not CustomAllreduce.all_reduce
 
 
@@ -98,12 +98,12 @@ def test_a_class_that_reduces_otherwise_is_switched_off(
 ) -> None:
     caplog.set_level(logging.INFO)
     module.CustomAllreduce.all_reduce = all_reduce
-    _vllm.serve_all_reduce(LOGGER)
+    vllm.serve_all_reduce(LOGGER)
     custom = module.CustomAllreduce()
     assert [custom.custom_all_reduce("small") for _ in range(2)] == [None, None]
     assert [record.name for record in caplog.records] == [LOGGER]
     assert "is switched off" in caplog.messages[0]
-    monkeypatch.setattr(_vllm, "is_enabled", lambda: False)
+    monkeypatch.setattr(vllm, "is_enabled", lambda: False)
     assert custom.should_custom_ar(inp="small")
 
 
@@ -114,6 +114,6 @@ def test_what_is_not_known_at_all_breaks_nothing(
     del module.CustomAllreduce
     if named == "class":
         module.CustomAllreduce = type("CustomAllreduce", (), {})
-    _vllm.serve_all_reduce(LOGGER)
+    vllm.serve_all_reduce(LOGGER)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.messages[0].endswith("set disable_custom_all_reduce=True")

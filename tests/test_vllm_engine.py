@@ -14,7 +14,7 @@ import pytest
 import vllm_engine
 from _engine import most
 
-from cudagraph_pool._worker_process import WorkerError
+from cudagraph_pool.integration.worker_process import WorkerError
 
 MIB = 1 << 20
 MACHINE = {"torch": "2.11.0", "gpu": "H100"}

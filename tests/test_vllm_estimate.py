@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cudagraph_pool import _vllm_estimate
 from cudagraph_pool._forecast import exec_bytes
+from cudagraph_pool.integration import vllm_estimate
 
 LOGGER = "vllm.cudagraph_pool"
 MIB = 1 << 20
@@ -30,7 +30,7 @@ class Engine:
     def __init__(self) -> None:
         self.hooks: list[Callable[[int], None]] = []
         self.utils, self.runner, self.graphs = map(
-            module, (_vllm_estimate._UTILS, _vllm_estimate._RUNNER, "torch.cuda.graphs")
+            module, (vllm_estimate._UTILS, vllm_estimate._RUNNER, "torch.cuda.graphs")
         )
         self.utils._extrapolate_full_graph_memory = self.extrapolate
         self.graphs.register_graph_capture_end_hook = self.register
@@ -63,13 +63,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
     for fake in (made.utils, made.runner, made.graphs):
         monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    parents = [_vllm_estimate._UTILS.split(".")[:length] for length in range(1, 5)]
+    parents = [vllm_estimate._UTILS.split(".")[:length] for length in range(1, 5)]
     for parent in (["torch"], ["torch", "cuda"], *parents):
         name = ".".join(parent)
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(_vllm_estimate, "is_enabled", lambda: True)
-    monkeypatch.setattr(_vllm_estimate, "count_nodes", lambda nodes: nodes)
-    _vllm_estimate.serve_estimate.cache_clear()
+    monkeypatch.setattr(vllm_estimate, "is_enabled", lambda: True)
+    monkeypatch.setattr(vllm_estimate, "count_nodes", lambda nodes: nodes)
+    vllm_estimate.serve_estimate.cache_clear()
     return made
 
 
@@ -83,7 +83,7 @@ def test_other_full_graphs_take_their_executables(
 ) -> None:
     caplog.set_level(logging.INFO)
     assert engine.estimate() == THEIRS
-    _vllm_estimate.serve_estimate(LOGGER)
+    vllm_estimate.serve_estimate(LOGGER)
     assert caplog.messages == []
     assert engine.estimate() == MEASURED + int(33 * exec_bytes(200) * 1.25) + 2 * MIB
     assert caplog.messages == ["sets aside for 35 full graphs -39 MiB beside vLLM's own"]
@@ -95,7 +95,7 @@ def test_replays_make_the_executables_that_are_shared(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share(monkeypatch)
-    _vllm_estimate.serve_estimate(LOGGER)
+    vllm_estimate.serve_estimate(LOGGER)
     all_of_them = 800 * exec_bytes(7) + 35 * exec_bytes(200)
     assert engine.estimate() == MEASURED + int(all_of_them * 1.25) + 2 * MIB
     monkeypatch.setattr(sys.modules[__name__], "NODES", [7] * 4_000 + [200, 200])
@@ -111,7 +111,7 @@ def test_without_full_graphs_all_was_measured_but_what_replays_make(
         monkeypatch.setattr(sys.modules[__name__], name, value)
     if shares:
         share(monkeypatch)
-    _vllm_estimate.serve_estimate(LOGGER)
+    vllm_estimate.serve_estimate(LOGGER)
     later = int(800 * exec_bytes(7) * 1.25) + 2 * MIB if shares else 0
     assert engine.estimate() == MEASURED + later
 
@@ -121,8 +121,8 @@ def test_where_the_pool_is_off_or_nothing_was_counted_nothing_changes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, nodes: list[int]
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "NODES", nodes)
-    monkeypatch.setattr(_vllm_estimate, "is_enabled", lambda: not nodes)
-    _vllm_estimate.serve_estimate(LOGGER)
+    monkeypatch.setattr(vllm_estimate, "is_enabled", lambda: not nodes)
+    vllm_estimate.serve_estimate(LOGGER)
     assert engine.estimate() == THEIRS
 
 
@@ -131,7 +131,7 @@ def test_a_profile_that_fails_leaves_nothing(engine: Engine) -> None:
         raise RuntimeError("out of memory")
 
     engine.utils._extrapolate_full_graph_memory = fails
-    _vllm_estimate.serve_estimate(LOGGER)
+    vllm_estimate.serve_estimate(LOGGER)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.estimate()
     assert engine.hooks == []
@@ -139,9 +139,9 @@ def test_a_profile_that_fails_leaves_nothing(engine: Engine) -> None:
 
 
 def test_served_once(engine: Engine) -> None:
-    _vllm_estimate.serve_estimate(LOGGER)
+    vllm_estimate.serve_estimate(LOGGER)
     served = engine.runner.GPUModelRunner.profile_cudagraph_memory
-    _vllm_estimate.serve_estimate(LOGGER)
+    vllm_estimate.serve_estimate(LOGGER)
     assert engine.runner.GPUModelRunner.profile_cudagraph_memory is served
 
 
@@ -158,8 +158,8 @@ def test_what_is_not_known_is_left(
     elif lacks == "hook":
         del engine.graphs.register_graph_capture_end_hook
     else:
-        monkeypatch.setitem(sys.modules, _vllm_estimate._RUNNER, None)
-    _vllm_estimate.serve_estimate(LOGGER)
+        monkeypatch.setitem(sys.modules, vllm_estimate._RUNNER, None)
+    vllm_estimate.serve_estimate(LOGGER)
     assert caplog.messages == []
     if lacks != "method":
         assert engine.runner.GPUModelRunner.profile_cudagraph_memory is before

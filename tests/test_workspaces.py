@@ -15,7 +15,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from cudagraph_pool import _graphs, _workspaces
+from cudagraph_pool import _workspaces, pools
+from cudagraph_pool.capture import graph
 
 # Address, bytes, and the stream it is for.
 SPANS = [(0x10000, 0x1000, 0x30), (0x20000, 0x1000, 0x40)]
@@ -153,10 +154,10 @@ def test_a_stream_is_one_pools_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Non
     made = iter([0x10, 0x20, 0x30])
     adapter = SimpleNamespace(make_stream=lambda device: next(made))
     monkeypatch.setattr(torch.cuda, "ExternalStream", Stream)
-    monkeypatch.setattr(_graphs, "_idle_streams", {})
+    monkeypatch.setattr(pools, "_idle_streams", {})
 
     def new_pool() -> Any:
-        pool = _graphs.GraphPool.__new__(_graphs.GraphPool)
+        pool = pools.GraphPool.__new__(pools.GraphPool)
         pool._device, pool._adapter = torch.device("cuda", 0), adapter
         return pool
 
@@ -184,14 +185,14 @@ class Context(SimpleNamespace):
 def made_up_capture(monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> Any:
     """A ``cudagraph_pool.graph`` on stream 0x10, of a graph that has no methods."""
     stream = SimpleNamespace(cuda_stream=0x10)
-    capture: Any = _graphs.graph.__new__(_graphs.graph)
+    capture: Any = graph.__new__(graph)
     capture._graph, capture._execs, capture._shared_exec = SimpleNamespace(), None, False
     capture._context = Context(capture_stream=stream, fails=fails)
     capture._pool = SimpleNamespace(_require_open=lambda: None)
     capture._adapter = SimpleNamespace(hold_workspaces=lambda stream: [])
-    monkeypatch.setattr(_graphs, "_require_enabled", lambda what: None)
-    monkeypatch.setattr(_graphs.graph, "_check_devices", lambda self: None)
-    monkeypatch.setattr(_graphs.graph, "_current_stream", lambda self: stream)
+    monkeypatch.setattr("cudagraph_pool.capture._require_enabled", lambda what: None)
+    monkeypatch.setattr(graph, "_check_devices", lambda self: None)
+    monkeypatch.setattr(graph, "_current_stream", lambda self: stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return capture
 
@@ -222,7 +223,7 @@ def test_a_capture_that_fails_is_reset_before_its_pool_forgets_it(
     calls: list[str] = []
     capture = made_up_capture(monkeypatch, fails=True)
     capture._graph.reset = lambda: calls.append("reset")
-    monkeypatch.setattr(_graphs.graph, "_clean_up", lambda self, before: calls.append("clean up"))
+    monkeypatch.setattr(graph, "_clean_up", lambda self, before: calls.append("clean up"))
     with pytest.raises(RuntimeError, match="invalidated"), capture:
         pass
     assert calls == ["reset", "clean up"]

@@ -1,6 +1,6 @@
 // Recorded captures as the C++ programs read them: text, written by benchmarks/trace_to_text.py
-// from the JSON that cudagraph_pool/_trace.py describes, or by benchmarks/stream_programs.py, which
-// says of programs of several streams what their graphs are, too.
+// from the JSON that cudagraph_pool/tools/trace.py describes, or by benchmarks/stream_programs.py,
+// which says of programs of several streams what their graphs are, too.
 #pragma once
 
 #include <cstddef>
@@ -36,7 +36,7 @@ using CaptureTrace = std::vector<TraceGraph>;
 // Throws std::runtime_error for a file that cannot be read or is not such a text.
 CaptureTrace ReadTrace(const std::string& path);
 
-// The graphs at these places, in this order. As in replay_sequence() of _trace.py: in another order
+// The graphs at these places, in this order. As in replay_sequence() of trace.py: in another order
 // than the recorded one a block that outlives its graph is freed at the start of the next graph.
 CaptureTrace InOrder(const CaptureTrace& trace, const std::vector<std::size_t>& places);
 

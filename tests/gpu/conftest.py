@@ -87,7 +87,7 @@ def run() -> Run:
 
     def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
-            [sys.executable, "-c", program, *arguments],
+            [sys.executable, "-P", "-c", program, *arguments],
             capture_output=True,
             text=True,
             timeout=300,

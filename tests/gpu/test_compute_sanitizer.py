@@ -103,7 +103,17 @@ def test_nothing_is_reported(tool: str) -> None:
     sanitizer = compute_sanitizer()
     if sanitizer is None:
         pytest.skip("needs compute-sanitizer, which comes with the CUDA toolkit")
-    command = [sanitizer, "--tool", tool, "--error-exitcode", "7", sys.executable, "-c", PROGRAM]
+    command = [
+        sanitizer,
+        "--tool",
+        tool,
+        "--error-exitcode",
+        "7",
+        sys.executable,
+        "-P",
+        "-c",
+        PROGRAM,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all equal" in done.stdout

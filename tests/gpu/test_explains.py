@@ -13,8 +13,9 @@ import pytest
 from entry_points import environment
 
 import cudagraph_pool as cgp
-from cudagraph_pool import _costs, _forecast, _live_map
-from cudagraph_pool._trace import PAGE_BYTES, minimum_bytes, read_trace
+from cudagraph_pool import _forecast
+from cudagraph_pool.tools import costs, live_map
+from cudagraph_pool.tools.trace import PAGE_BYTES, minimum_bytes, read_trace
 
 from .work import adapter, capture_chain, chain, fresh, torch
 
@@ -103,7 +104,7 @@ def test_map_of_a_pool(tmp_path: Path) -> None:
     pool = cgp.GraphPool()
     graphs = [capture_chain(rows, pool.id) for rows in (300, 2000, 4096, 100)]
     device = torch.cuda.current_device()
-    drawn = _live_map.map_of_pool(_live_map.histories(), device, pool.id)
+    drawn = live_map.map_of_pool(live_map.histories(), device, pool.id)
     assert drawn is not None
     stats = pool.stats()
     assert len(drawn.placed) == stats["allocations"]
@@ -115,7 +116,7 @@ def test_map_of_a_pool(tmp_path: Path) -> None:
             if placed.born < other.born < (placed.died or drawn.operations):
                 for begin, end in placed.stretches:
                     assert all(end <= low or high <= begin for low, high in other.stretches)
-    cost = _costs.of_pool(pool_of(pool.id), drawn)
+    cost = costs.of_pool(pool_of(pool.id), drawn)
     assert cost.reserved <= 1.1 * cost.minimum + PAGE_BYTES
     pytest.importorskip("matplotlib")
     pool.plot(tmp_path / "map.png")
@@ -171,7 +172,7 @@ def test_record(tmp_path: Path) -> None:
     sizes = [512, 4096, 64, *range(100, 2000, 100)]
     command = ["-m", "cudagraph_pool", "record", "-o", "traces", "program.py", *map(str, sizes)]
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, "-P", *command],
         env=environment(tmp_path),
         cwd=tmp_path,
         capture_output=True,

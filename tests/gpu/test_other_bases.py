@@ -81,7 +81,7 @@ void my_free(void* p, size_t n, int device, void* stream) { cudaFree(p); }
 
 def execute(side: str, settings: dict[str, str], library: str = "") -> None:
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, side, library],
+        [sys.executable, "-P", "-c", PROGRAM, side, library],
         env={**os.environ, **settings},
         capture_output=True,
         text=True,

@@ -46,7 +46,7 @@ def test_capture_of_the_bases():
 def pytest_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "test_suite.py").write_text(SUITE)
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "cudagraph_pool.testing", *arguments],
+        [sys.executable, "-P", "-m", "pytest", "-p", "cudagraph_pool.testing", *arguments],
         cwd=folder,
         env=dict(os.environ, PYTHONPATH=python_path()),
         capture_output=True,

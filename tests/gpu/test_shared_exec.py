@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import cudagraph_pool as cgp
-from cudagraph_pool._graphs import _MAX_EXECS
+from cudagraph_pool._shared_exec import _MAX_EXECS
 
 from .shared import Driver, Trail, capture, capture_shared_chain
 from .work import WIDTH, capture_chain, chain, fresh, torch

@@ -42,7 +42,7 @@ for value in range(20):
     for found, wanted in ((first, 2 * value + 3), (second, 8 * value + 13)):
         assert (found == wanted).all(), (value, found.unique(), wanted)
 from cudagraph_pool._adapter import load_adapter
-from cudagraph_pool._allocator import is_enabled
+from cudagraph_pool.switch import is_enabled
 print("captures of ours:", load_adapter().capture_counts()["ours"] if is_enabled() else 0)
 """
 
@@ -53,7 +53,7 @@ def test_custom_all_reduce(tmp_path: Path, request_text: str) -> None:
     variables = {"GLOO_SOCKET_IFNAME": "lo", "VLLM_NO_USAGE_STATS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(tmp_path / "store")],
+            [sys.executable, "-P", "-c", PROGRAM, str(rank), str(tmp_path / "store")],
             env=environment(tmp_path, CUDAGRAPH_POOL=request_text, **variables),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

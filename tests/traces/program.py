@@ -35,7 +35,7 @@ class Program:
         self.free(self.take(size, stream))
 
     def trace(self) -> dict[str, Any]:
-        """As cudagraph_pool/_trace.py reads it."""
+        """As cudagraph_pool/tools/trace.py reads it."""
         return {
             "name": self.name,
             "torch": "made up",

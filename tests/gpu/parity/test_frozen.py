@@ -61,7 +61,7 @@ def test_graphs_go_on_in_a_process_that_was_frozen(side: Side) -> None:
     if not hasattr(driver, LOCK):
         pytest.skip("needs a driver that can freeze processes: 570 or newer")
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, side],
+        [sys.executable, "-P", "-c", PROGRAM, side],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ._allocator import is_enabled
+from ..switch import is_enabled
 
 _MODULE = "vllm.distributed.device_communicators.custom_all_reduce"
 _CANNOT = "graph memory that is mapped cannot be shared by its address"

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final, NoReturn
 
-from ._autoload import PROGRAM, VARIABLE
-from ._cli import refuse
-from ._request import REPORT, options, unparse
+from ..integration.environment import PROGRAM, VARIABLE
+from ..integration.request import REPORT, options, unparse
+from .errors import refuse
 
 _HELP: Final = {
     "share_captures": "let all captures that name no pool share one for each device (default: no)",

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from cudagraph_pool._costs import GraphCost, PoolCost, of_pool
-from cudagraph_pool._table import format_table, mib
+from .._table import format_table, mib
+from .costs import GraphCost, PoolCost, of_pool
 
 _MIB: Final = 1 << 20
 _MOST_GRAPHS: Final = 8  # that a table on a terminal has of a pool
@@ -75,8 +75,8 @@ def report() -> PoolReport:
     has it in bytes, :meth:`PoolReport.save_html` writes a page, with pictures of the pools if
     :func:`torch.cuda.memory._record_memory_history` was called before the captures.
     """
-    from cudagraph_pool._live_map import histories, map_of_pool
-    from cudagraph_pool._stats import stats
+    from ..pools import stats
+    from .live_map import histories, map_of_pool
 
     found = stats()
     history = histories() if found["pools"] else []
@@ -199,7 +199,7 @@ def _picture(pool: PoolCost) -> str:
         )
     if importlib.util.find_spec("matplotlib") is None:
         return "<p>No picture: pip install 'cudagraph-pool[plot]' for one.</p>"
-    from cudagraph_pool._plot import draw
+    from .plot import draw
 
     file = io.BytesIO()
     draw(pool, file, "png")

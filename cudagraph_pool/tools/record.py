@@ -22,11 +22,11 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final
 
-from . import _run
-from ._autoload import PROGRAM, RECORD, VARIABLE
-from ._cli import refuse
-from ._memory_map import Operation, operation_of
-from ._trace import Event, most_live_bytes
+from ..cli import run
+from ..cli.errors import refuse
+from ..integration.environment import PROGRAM, RECORD, VARIABLE
+from .memory_map import Operation, operation_of
+from .trace import Event, most_live_bytes
 
 _BEGIN: Final = "cudagraph_pool: a capture begins, number"
 _END: Final = "cudagraph_pool: a capture has ended, number"
@@ -71,10 +71,10 @@ def main(argv: Sequence[str]) -> int:
         default=".",
         help="folder to write traces to (default: the current one)",
     )
-    program = _run.parse_program(parser, argv)
+    program = run.parse_program(parser, argv)
     output = program.options.pop("output")
     folder = Path(output).absolute()
-    problem = _run.problem("record") if output else "-o is empty, but names a folder"
+    problem = run.problem("record") if output else "-o is empty, but names a folder"
     if problem is None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ class Recorder:
         @functools.wraps(end)
         def capture_end(graph: Any) -> None:
             end(graph)
-            from ._allocator import is_enabled
+            from ..switch import is_enabled
 
             pool, device = tuple(graph.pool()), self._cuda.current_device()
             segments = [

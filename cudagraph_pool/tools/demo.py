@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cudagraph_pool._table import format_table
-from cudagraph_pool._worker_process import ask
+from .._table import format_table
+from ..integration.worker_process import ask
 
-_TRACES: Final = Path(__file__).parent / "traces"
+_TRACES: Final = Path(__file__).parents[1] / "traces"
 # What the table calls them. The second and third are PyTorch's too, as a careful user has it.
 _ALLOCATORS: Final = {
     "stock": "stock PyTorch",
@@ -111,9 +111,9 @@ def _milliseconds(seconds: float | None, digits: int) -> str:
 
 
 def _demo_from_traces() -> int:
-    from cudagraph_pool._replay import replay
-    from cudagraph_pool._stock import primed_bytes, reserved_bytes
-    from cudagraph_pool._trace import read_trace
+    from .replay import replay
+    from .stock import primed_bytes, reserved_bytes
+    from .trace import read_trace
 
     lines = []
     for path in sorted(_TRACES.glob("*.json.gz")):
@@ -211,7 +211,7 @@ def _run_worker(allocator: str, seed: int) -> list[dict[str, Any]] | str:
     }
     if allocator == "expandable":
         environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    module = ["cudagraph_pool._demo", "--worker", allocator, "--seed", str(seed)]
+    module = ["cudagraph_pool.tools.demo", "--worker", allocator, "--seed", str(seed)]
     answer: list[dict[str, Any]] | str = ask(module, environment, _WORKER_SECONDS)
     return answer
 
@@ -222,8 +222,8 @@ def _work(allocator: str, seed: int) -> int:
     """
     import torch
 
-    from cudagraph_pool._measure import Captures
-    from cudagraph_pool._workloads import SeedScript, small_decode_step
+    from .measure import Captures
+    from .workloads import SeedScript, small_decode_step
 
     device = torch.device("cuda", torch.cuda.current_device())
     answer = []

@@ -11,24 +11,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from cudagraph_pool import _core
-from cudagraph_pool._cli import FAILED, refuse
-from cudagraph_pool._replay import ReplayResult, replay
-from cudagraph_pool._table import format_table, mib
-from cudagraph_pool._trace import ORDERS, STANDARD_INPUT, Trace, TraceError, read_trace
+from .. import _core
+from .._table import format_table, mib
+from ..tools.replay import ReplayResult, replay
+from ..tools.trace import ORDERS, STANDARD_INPUT, Trace, TraceError, read_trace
+from .errors import FAILED, refuse
 
 
 def run(arguments: list[str]) -> int:
     """Runs one command and returns its exit code."""
     os.environ.pop("MPLBACKEND", None)  # pictures go to files, and matplotlib may not know it
     if arguments[:1] == ["demo"]:
-        from cudagraph_pool import _demo
+        from ..tools import demo
 
-        return _demo.main(arguments[1:])
+        return demo.main(arguments[1:])
     if arguments[:1] == ["footprint"]:
-        from cudagraph_pool import _footprint
+        from ..tools import footprint
 
-        return _footprint.main(arguments[1:])
+        return footprint.main(arguments[1:])
     options, unknown = _parser().parse_known_args(arguments)
     if unknown:  # argparse itself would show the usage of all commands
         options.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -191,8 +191,8 @@ def _report(options: argparse.Namespace) -> int:
     problem = _problem(options) or _problem_of_file("--html", options.html)
     if problem is not None:
         return refuse(problem)
-    from cudagraph_pool._costs import of_trace
-    from cudagraph_pool._pool_report import PoolReport
+    from ..tools.costs import of_trace
+    from ..tools.pool_report import PoolReport
 
     traces = [read_trace(path) for path in options.traces]
     maps = options.html is not None
@@ -208,7 +208,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from cudagraph_pool._plot import FORMATS, draw, require_matplotlib
+    from ..tools.plot import FORMATS, draw, require_matplotlib
 
     problem = _problem(options)
     if problem is None and Path(options.output).suffix.lower() not in FORMATS:
@@ -219,7 +219,7 @@ def _plot(options: argparse.Namespace) -> int:
         require_matplotlib()
     except ImportError as error:
         return refuse(str(error))
-    from cudagraph_pool._costs import of_trace
+    from ..tools.costs import of_trace
 
     (path,) = options.traces
     trace = read_trace(path)
@@ -233,7 +233,7 @@ def _plot(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from cudagraph_pool._info import lines
+    from .info import lines
 
     pairs = lines()
     width = max(len(label) for label, _ in pairs) + 2

@@ -11,8 +11,8 @@ import signal
 import sys
 from collections.abc import Sequence
 
-FAILED = 1
-BAD_INPUT = 2
+from .errors import FAILED, refuse
+
 _INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -50,16 +50,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     # Imported here, since that takes long enough to be stopped.
     if arguments[:1] == ["run"]:
-        from cudagraph_pool import _run
+        from . import run
 
-        return _run.main(arguments[1:])
+        return run.main(arguments[1:])
     if arguments[:1] == ["record"]:
-        from cudagraph_pool import _record
+        from ..tools import record
 
-        return _record.main(arguments[1:])
-    from cudagraph_pool import _commands
+        return record.main(arguments[1:])
+    from . import commands
 
-    return _commands.run(arguments)
+    return commands.run(arguments)
 
 
 def _open_closed() -> None:
@@ -78,9 +78,3 @@ def _open_closed() -> None:
 def _drop_output() -> None:
     """What is still in Python's buffer cannot go where it should, and would be tried at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def refuse(message: str, code: int = BAD_INPUT) -> int:
-    """One line on stderr, whatever the message holds."""
-    print("cudagraph-pool:", " ".join(message.split()), file=sys.stderr)
-    return code

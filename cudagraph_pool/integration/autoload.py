@@ -8,9 +8,7 @@ so that it imports nothing before that is known.
 import os
 import sys
 
-VARIABLE = "CUDAGRAPH_POOL"
-RECORD = "CUDAGRAPH_POOL_RECORD"  # a folder, set by ``cudagraph-pool record``
-PROGRAM = "CUDAGRAPH_POOL_PROGRAM"  # the process that ``record`` or ``run --report`` becomes
+from .environment import PROGRAM, RECORD, VARIABLE
 
 _arranged: set[str] = set()  # the loggers that will say so
 
@@ -22,7 +20,7 @@ def torch() -> None:
     if folder:
         from torch.cuda import _lazy_call
 
-        from ._record import start
+        from ..tools.record import start
 
         _lazy_call(lambda: start(folder))
     if os.environ.get(PROGRAM) == str(os.getpid()):
@@ -48,8 +46,8 @@ def vllm() -> None:
     if _arrange(logger):
         from torch.cuda import _lazy_call
 
-        from ._vllm import serve_all_reduce
-        from ._vllm_estimate import serve_estimate
+        from .vllm import serve_all_reduce
+        from .vllm_estimate import serve_estimate
 
         # They import much of vLLM.
         _lazy_call(lambda: serve_all_reduce(logger))
@@ -75,7 +73,7 @@ def _arrange(logger: str) -> bool:
     from torch.cuda import _lazy_call
 
     def enable() -> None:
-        from ._request import enable
+        from .request import enable
 
         enable(request, logger)
 

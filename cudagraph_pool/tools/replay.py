@@ -8,8 +8,8 @@ from typing import Final, Protocol, TextIO, TypedDict
 
 from tqdm import tqdm
 
-from cudagraph_pool import _core
-from cudagraph_pool._trace import (
+from .. import _core
+from .trace import (
     MAX_LIVE_BYTES,
     Graph,
     Order,

@@ -7,9 +7,9 @@ import os
 import warnings
 from typing import IO, Any, Final
 
-from cudagraph_pool._costs import PoolCost
-from cudagraph_pool._memory_map import Placed
-from cudagraph_pool._table import mib
+from .._table import mib
+from .costs import PoolCost
+from .memory_map import Placed
 
 FORMATS: Final = (".png", ".svg", ".pdf")
 _MIB: Final = 1 << 20

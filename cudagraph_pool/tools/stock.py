@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from cudagraph_pool._trace import GRANULE_BYTES, PAGE_BYTES, Event, Graph, minimum_bytes
+from .trace import GRANULE_BYTES, PAGE_BYTES, Event, Graph, minimum_bytes
 
 # A careful user allocates one block in the pool before all others, and frees it. Nobody knows which
 # size is best: these are tried, times the minimum.

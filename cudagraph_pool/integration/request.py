@@ -11,17 +11,17 @@ from collections.abc import Mapping
 from multiprocessing.util import Finalize
 from typing import Any
 
-from . import _allocator
-from ._adapter import load_adapter
-from ._autoload import VARIABLE
-from ._table import mib
+from .. import switch
+from .._adapter import load_adapter
+from .._table import mib
+from .environment import VARIABLE
 
 REPORT = "report"
 
 
 def options() -> list[str]:
     """Those of :func:`cudagraph_pool.enable`, and whether to print a report at the end."""
-    return [*inspect.signature(_allocator.enable).parameters, REPORT]
+    return [*inspect.signature(switch.enable).parameters, REPORT]
 
 
 def parse(request: str) -> dict[str, bool]:
@@ -63,7 +63,7 @@ def _enable(request: str) -> tuple[int, str]:
     try:
         chosen = parse(request)
         report = chosen.pop(REPORT, False)
-        _allocator.enable(**chosen)
+        switch.enable(**chosen)
     except Exception as error:
         return logging.ERROR, f"CUDA graphs stay in PyTorch's own pools, since {error}"
     if report:

@@ -1,4 +1,4 @@
-"""Pools and captures, as objects."""
+"""Pools as objects: one of them, eager work in it, and what all of this process hold."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from . import _shared_exec
-from ._adapter import load_adapter
-from ._allocator import _require_booleans, is_enabled
+from ._adapter import load_adapter, loaded_adapter
+from ._shared_exec import _MAX_EXECS
+from .switch import _require_booleans, _require_enabled
 
 if TYPE_CHECKING:
     import torch
@@ -23,21 +22,9 @@ if TYPE_CHECKING:
 
     from . import _torch
 
-# The more there are, the fewer replays switch. With so many even 16 graphs of 2,400 nodes keep to
-# a quarter of what executables of their own would take: benchmarks/shared_execs.py has the table.
-_MAX_EXECS = 4
-# For more of them, where nobody says how much they may take.
-_EXEC_BUDGET = 256 << 20
+_LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 
 _logger = logging.getLogger(__package__)
-
-
-def _require_enabled(what: str) -> Any:
-    if not is_enabled():
-        raise RuntimeError(
-            f"{what} needs cudagraph_pool to be enabled: call cudagraph_pool.enable() first"
-        )
-    return load_adapter()
 
 
 class _Turns:
@@ -212,7 +199,7 @@ class GraphPool:
             RuntimeError: The history has nothing of the pool.
         """
         self._require_open()
-        from ._live_map import draw_pool
+        from .tools.live_map import draw_pool
 
         draw_pool(self._device.index, self._id, path)
 
@@ -274,272 +261,6 @@ _idle_streams: dict[int, list[int]] = {}
 _pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
     weakref.WeakValueDictionary()
 )
-
-
-class graph:  # noqa: N801
-    r"""Context manager that captures CUDA work into a :class:`torch.cuda.CUDAGraph`.
-
-    :class:`torch.cuda.graph` on a :class:`GraphPool`. In addition it checks its arguments before
-    anything is changed; after a capture that failed it puts the current stream back and ends the
-    failed capture's hold on the pool and on the device's generator of random numbers, so that eager
-    work and the next capture go on; and after one that succeeded the current stream waits for what
-    PyTorch itself ran on the capture's stream.
-
-    Arguments:
-        cuda_graph (torch.cuda.CUDAGraph): Graph object used for capture.
-        pool (GraphPool): The pool that the capture allocates in.
-        stream (torch.cuda.Stream, optional): If supplied, will be set as the current stream in the
-            context. Default: one stream for each device, shared by all captures.
-        capture_error_mode (str, optional): ``"global"``, ``"thread_local"`` or ``"relaxed"``, as
-            for :class:`torch.cuda.graph`.
-        shared_exec (bool, optional): Keep the graph as a template, which costs no device memory,
-            and run it by executables that the pool's graphs share. To the caller ``cuda_graph`` is
-            as ever: ``replay()``, ``reset()``, ``pool()``, random generators, ``debug_dump()``. A
-            replay that finds no executable of its graph takes that of another one: it updates it,
-            at 1 to 2 microseconds of CPU time for each node, or, in a program whose replays stay
-            with a graph for a while, makes a new one in its place, at 4 to 6 (an updated one is
-            slower on the device). ``instantiate()`` does so ahead. Graphs with child graphs,
-            conditional or memory nodes keep an executable of their own, as do all on a driver that
-            is too new to know what it carries over: :meth:`GraphPool.stats` says why
-            (``exec_alone``). A graph that is replayed while one that it shares with still runs on
-            another stream gets one more, so that neither waits for the other on the device. On the
-            CPU a replay waits while another thread's is making a switch, and up to a tenth of a
-            second for an executable that has to make room and still runs. Where the GPU has no
-            memory for another executable, those that there are make room for it, in the end all of
-            them. Hooks that newer releases of torch call when a graph is instantiated are not
-            called: no executable is this graph's alone.
-            Default: what the pool was made with.
-        own_workspace (bool): Capture on a stream of the pool's own, so that graphs of other pools
-            may run at the same time: until torch 2.15 cuBLAS has one workspace for each stream and
-            thread, and matrix products that were captured on one stream overwrite what each other
-            compute with, whatever their pools. Costs a workspace for each such pool and thread: 32
-            MiB on Hopper, 8 on most others, and 1 for cuBLASLt. They are kept for later such pools.
-            Default: ``False``.
-
-    Raises:
-        RuntimeError: The package is not enabled, the pool was released, or the current stream is
-            capturing already.
-        TypeError: An argument is of another type.
-        ValueError: The pool, the current device and the stream are not of one device, the capture
-            error mode is unknown, or a stream is given with ``own_workspace``.
-    """
-
-    _capture_streams: ClassVar[dict[int, torch.cuda.Stream]] = {}
-
-    def __init__(
-        self,
-        cuda_graph: torch.cuda.CUDAGraph,
-        pool: GraphPool,
-        stream: torch.cuda.Stream | None = None,
-        capture_error_mode: str = "global",
-        *,
-        shared_exec: bool | None = None,
-        own_workspace: bool = False,
-    ) -> None:
-        self._adapter = _require_enabled("cudagraph_pool.graph")
-        import torch
-
-        _require_pool(pool)
-        for name, value, kind in (
-            ("cuda_graph", cuda_graph, torch.cuda.CUDAGraph),
-            ("stream", stream, torch.Stream),
-        ):
-            if not isinstance(value, kind) and (name, value) != ("stream", None):
-                raise TypeError(f"{name} is {value!r}, but must be a torch.cuda.{kind.__name__}")
-        modes = ("global", "thread_local", "relaxed")
-        if capture_error_mode not in modes:
-            raise ValueError(
-                f"unknown capture error mode {capture_error_mode!r}; expected one of {modes}"
-            )
-        self._graph: Any = cuda_graph
-        self._pool = pool
-        self._stream = stream
-        self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
-        _require_booleans(shared_exec=self._shared_exec, own_workspace=own_workspace)
-        if own_workspace and stream is not None:
-            raise ValueError("own_workspace=True captures on the pool's own stream: pass no stream")
-        self._execs: _torch.ExecCache | None = None
-        self._kept_template = False
-        self._check_devices()
-        if own_workspace:
-            self._stream = pool._own_stream
-        self._before: torch.cuda.Stream | None = None
-        self._held: object = None
-        self._context = self._new_context(capture_error_mode)
-
-    def __enter__(self) -> None:
-        import torch
-
-        _require_enabled("cudagraph_pool.graph")
-        self._pool._require_open()
-        self._check_devices()
-        if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
-                "a capture is under way on the current stream; captures do not nest: "
-                "end that one first"
-            )
-        before = self._current_stream()
-        if self._shared_exec:
-            self._execs = self._pool._exec_cache()
-            self._kept_template = _shared_exec.capture_template(self._graph)
-        try:
-            # What was lost of them is there again, and what is there stays: another graph may go
-            # while this one is captured.
-            self._held = self._hold_workspaces()
-            self._context.__enter__()
-        except BaseException:
-            self._clean_up(before)
-            raise
-        self._before = before
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        before, self._before = self._before, None
-        held, self._held = self._held, None
-        try:
-            self._context.__exit__(exc_type, exc_value, traceback)
-        except BaseException:
-            # From torch 2.14 on a graph that failed releases its pool late, and never if it is
-            # captured again first.
-            with contextlib.suppress(RuntimeError):
-                self._graph.reset()
-            self._clean_up(before)
-            raise
-        # A capture begins with eager work: PyTorch fills in what random numbers start from, on the
-        # capture's stream. On a busy GPU that could come after a replay has filled in its own,
-        # which would then draw the wrong numbers.
-        try:
-            if before is not None and before != self._context.capture_stream:
-                before.wait_stream(self._context.capture_stream)
-            # As long as the graph is there, the stream is no other pool's own, and cuBLAS's
-            # workspace is not freed: from torch 2.12 to 2.14 any graph that goes frees it.
-            self._graph._keeps = self._context.capture_stream, held, self._hold_workspaces()
-        except BaseException:
-            self._graph.reset()
-            self._clean_up(before)
-            raise
-        if _logger.isEnabledFor(logging.DEBUG):
-            self._log_capture()
-        if self._execs is not None:
-            _shared_exec.share(
-                self._graph, self._execs, self._pool.device.index, self._kept_template
-            )
-
-    def _hold_workspaces(self) -> object:
-        return self._adapter.hold_workspaces(self._context.capture_stream.cuda_stream)
-
-    def _log_capture(self) -> None:
-        took = self._adapter.captures(self._pool.device.index, self._pool.id)[-1]
-        _logger.debug(
-            "%s of %s: captured a graph of %d allocations; %d bytes were in use at once, and the "
-            "pool took %d more",
-            *(self._pool.id, self._pool.device, took["allocations"]),
-            *(took["peak_bytes"], took["added_bytes"]),
-        )
-
-    def _current_stream(self) -> torch.cuda.Stream:
-        import torch
-
-        return torch.cuda.current_stream()
-
-    def _new_context(self, capture_error_mode: str) -> Any:
-        import torch
-
-        return torch.cuda.graph(
-            self._graph,
-            pool=self._pool.id,
-            stream=self._stream or self._capture_stream(self._pool.device),
-            capture_error_mode=capture_error_mode,
-        )
-
-    @classmethod
-    def _capture_stream(cls, device: torch.device) -> torch.cuda.Stream:
-        """torch.cuda.graph has one for all devices, which suits the first that captured alone."""
-        import torch
-
-        stream = cls._capture_streams.get(device.index)
-        if stream is None:  # another thread may be here too
-            stream = cls._capture_streams.setdefault(device.index, torch.cuda.Stream(device))
-        return stream
-
-    def _clean_up(self, before: torch.cuda.Stream | None) -> None:
-        """After torch.cuda.graph gave up half-way: it leaves both behind."""
-        import torch
-
-        if before is not None:
-            torch.cuda.set_stream(before)
-        if self._shared_exec:
-            _shared_exec.forget_template(self._graph, self._kept_template)
-        self._adapter.end_failed_capture(self._pool.device.index, self._pool.id)
-        self._free_generator()
-
-    def _free_generator(self) -> None:
-        """In torch 2.11 a capture that failed leaves the device's generator believing that it is
-        under way, so that ``torch.randn`` raises until another one ends: an empty one.
-        """
-        import torch
-
-        empty = torch.cuda.CUDAGraph(keep_graph=True)
-        stream = torch.cuda.Stream(self._pool.device)  # the capture's may be one that cannot
-        # What failed before may fail again; it is the first error that the caller is told.
-        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The CUDA Graph is empty")
-            with torch.cuda.stream(stream):
-                empty.capture_begin(capture_error_mode="thread_local")
-                empty.capture_end()
-            # As after a capture that succeeds.
-            torch.cuda.current_stream().wait_stream(stream)
-
-    def _check_devices(self) -> None:
-        import torch
-
-        current = torch.cuda.current_device()
-        if self._pool.device.index != current:
-            raise ValueError(
-                f"the pool is on {self._pool.device}, but the current device is cuda:{current}; "
-                f"capture inside `with torch.cuda.device({self._pool.device.index})`"
-            )
-        if self._stream is not None and self._stream.device != self._pool.device:
-            raise ValueError(
-                f"the pool is on {self._pool.device}, but the stream is on {self._stream.device}"
-            )
-
-
-class _next_graph(graph):  # noqa: N801
-    """One of several captures in a row: what :class:`torch.cuda.graph` does before each, to wait
-    for the device and to empty caches, was done once. pre: ``stream`` is given, and current.
-    """
-
-    def _current_stream(self) -> torch.cuda.Stream:
-        return cast("torch.cuda.Stream", self._stream)
-
-    def _new_context(self, capture_error_mode: str) -> Any:
-        return _OnStream(self._graph, self._pool.id, self._current_stream(), capture_error_mode)
-
-
-class _OnStream:
-    """A capture on the current stream, and nothing around it."""
-
-    def __init__(
-        self,
-        cuda_graph: torch.cuda.CUDAGraph,
-        pool_id: tuple[int, int],
-        stream: torch.cuda.Stream,
-        capture_error_mode: str,
-    ) -> None:
-        self._graph = cuda_graph
-        self._arguments = {"pool": pool_id, "capture_error_mode": capture_error_mode}
-        self.capture_stream = stream
-
-    def __enter__(self) -> None:
-        self._graph.capture_begin(**self._arguments)
-
-    def __exit__(self, *_: object) -> None:
-        self._graph.capture_end()
 
 
 @contextlib.contextmanager
@@ -611,3 +332,73 @@ def _cuda_device(device: torch.device | str | int | None) -> torch.device:
     if not 0 <= index < count:
         raise ValueError(f"there is no device cuda:{index}; torch sees {count} CUDA device(s)")
     return torch.device("cuda", index)
+
+
+def stats() -> dict[str, Any]:
+    r"""Return what every graph pool of this process holds, and where captures went.
+
+    Pools of every kind are there: of a :class:`GraphPool`, of a :class:`torch.cuda.MemPool`, of
+    :func:`torch.cuda.graph_pool_handle` (those of ``torch.compile``'s graph trees are such), of one
+    capture that named none, and the one that ``enable(share_captures=True)`` lets these share. What
+    PyTorch's own allocator holds is not: :func:`torch.cuda.memory_stats` counts both.
+
+    A dictionary with
+
+    - ``captures``: how many have begun since the package was first enabled, ``ours`` in these pools
+      and ``base`` in PyTorch's own; and of the latter ``base_reasons``: ``disabled`` (the package
+      was), ``mempool`` (into a :class:`torch.cuda.MemPool` that stays with PyTorch's allocator) and
+      ``older_pool`` (into one that it had before).
+    - ``pools``: a list, each with ``device``, ``id``, ``kind``, ``users`` (graphs and objects that
+      hold it), what :meth:`GraphPool.stats` returns, and ``graphs``: what each capture took, in
+      their order (the last 65,536). ``added_bytes`` is the physical memory that the pool got
+      meanwhile, ``peak_bytes`` the most that was allocated in it at once, ``live_before_bytes`` of
+      that what lived when the capture began, ``allocations`` how many it made, after
+      ``first_allocation`` of the pool. A capture that failed counts, too.
+    - ``execs``: a list, for each ``device`` whose graphs share executables by
+      ``enable(shared_exec=True)`` how many there are, as :meth:`GraphPool.stats` says of its own.
+
+    Without a GPU, or before anything was enabled, there are none.
+    """
+    adapter: Any = loaded_adapter()
+    if adapter is None:
+        reasons = dict.fromkeys(("disabled", "mempool", "older_pool"), 0)
+        captures = {"ours": 0, "base": 0, "base_reasons": reasons}
+        return {"captures": captures, "pools": [], "execs": []}
+    import torch
+
+    pools = []
+    for device in range(torch.cuda.device_count()):
+        for name in adapter.pool_ids(device):
+            with contextlib.suppress(RuntimeError):  # given back meanwhile
+                pools.append(pool_stats(adapter, device, name))
+    captures = {**adapter.capture_counts(), "base_reasons": adapter.base_captures()}
+    shared = sys.modules.get("cudagraph_pool._shared_capture")
+    caches = {} if shared is None else shared._caches
+    execs = [{"device": device, **cache.stats()} for device, cache in caches.items()]
+    return {"captures": captures, "pools": pools, "execs": execs}
+
+
+def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]:
+    """What :func:`stats` says of one pool."""
+    owner = _owner(device, id)
+    return {
+        "device": device,
+        "id": id,
+        "kind": "GraphPool" if owner else _kind(adapter, device, id),
+        "users": adapter.use_count(device, id),
+        **(owner.stats() if owner else adapter.stats(device, id)),
+        "graphs": adapter.captures(device, id),
+    }
+
+
+def _owner(device: int, id: tuple[int, int]) -> GraphPool | None:
+    owner = _pools.get((device, id))
+    return owner if owner is not None and owner._open else None
+
+
+def _kind(adapter: Any, device: int, id: tuple[int, int]) -> str:
+    if id[0] == _LARGEST:
+        return "pluggable allocator" if id[1] == _LARGEST else "shared captures"
+    if adapter.is_mempool(device, id):
+        return "MemPool"
+    return "one capture's own" if id[1] == 0 else "graph_pool_handle"

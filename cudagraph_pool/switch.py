@@ -168,6 +168,14 @@ def is_enabled() -> bool:
     return adapter is not None and bool(adapter.is_enabled())
 
 
+def _require_enabled(what: str) -> Any:
+    if not is_enabled():
+        raise RuntimeError(
+            f"{what} needs cudagraph_pool to be enabled: call cudagraph_pool.enable() first"
+        )
+    return load_adapter()
+
+
 @contextmanager
 def enabled(
     share_captures: bool = False,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 
-from . import _plot
-from ._adapter import load_adapter
-from ._costs import of_pool
-from ._memory_map import MemoryMap, Operation, map_of_history, operation_of
-from ._stats import pool_stats
+from .._adapter import load_adapter
+from ..pools import pool_stats
+from . import plot
+from .costs import of_pool
+from .memory_map import MemoryMap, Operation, map_of_history, operation_of
 
 
 def histories() -> list[list[Operation]]:
@@ -34,11 +34,11 @@ def map_of_pool(
 
 def draw_pool(device: int, id: tuple[int, int], path: str | os.PathLike[str]) -> None:
     """See :meth:`GraphPool.plot`."""
-    _plot.require_matplotlib()
+    plot.require_matplotlib()
     drawn = map_of_pool(histories(), device, id)
     if drawn is None:
         raise RuntimeError(
             f"the memory history has nothing of pool {id}: call "
             "torch.cuda.memory._record_memory_history(context=None) before the captures"
         )
-    _plot.draw(of_pool(pool_stats(load_adapter(), device, id), drawn), path)
+    plot.draw(of_pool(pool_stats(load_adapter(), device, id), drawn), path)

@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cudagraph_pool._cli import refuse
-from cudagraph_pool._table import format_table, mib
-from cudagraph_pool._worker_process import ask
+from .._table import format_table, mib
+from ..cli.errors import refuse
+from ..integration.worker_process import ask
 
 _MIB: Final = 1 << 20
 # As often as PyTorch's dashboard runs a model for its memory. The first runs compile, and record.
@@ -147,7 +147,7 @@ def _problem(options: argparse.Namespace) -> str | None:
     """What would fail only after minutes of measuring."""
     import importlib.util
 
-    from cudagraph_pool._plot import FORMATS
+    from .plot import FORMATS
 
     module, _, function = options.function.partition(":")
     if not module or not function:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ._autoload import VARIABLE
+from .environment import VARIABLE
 
 
 class WorkerError(Exception):
@@ -58,7 +58,7 @@ def ask(
     wrong. It enables the pool itself, or measures without: the environment does not.
     """
     # The package that this process runs, not one that lies in the current folder.
-    paths = [str(Path(__file__).parents[1]), environment.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     environment.pop(VARIABLE, None)
     try:

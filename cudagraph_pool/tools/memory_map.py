@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from cudagraph_pool import _core
-from cudagraph_pool._trace import GRANULE_BYTES, PAGE_BYTES
+from .. import _core
+from .trace import GRANULE_BYTES, PAGE_BYTES
 
 Stretch = tuple[int, int]  # physical bytes [begin, end) of a pool, by the numbers of its pages
 

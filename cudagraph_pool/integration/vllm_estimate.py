@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
-from ._allocator import is_enabled
-from ._forecast import count_nodes, exec_bytes
-from ._graphs import _EXEC_BUDGET, _MAX_EXECS
+from .._forecast import count_nodes, exec_bytes
+from .._shared_exec import _EXEC_BUDGET, _MAX_EXECS
+from ..switch import is_enabled
 
 _UTILS: Final = "vllm.v1.worker.gpu.cudagraph_utils"
 _RUNNER: Final = "vllm.v1.worker.gpu.model_runner"

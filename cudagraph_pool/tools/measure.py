@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cudagraph_pool._adapter import load_adapter
-from cudagraph_pool._memory_map import operation_of
-from cudagraph_pool._stock import PRIMED
-from cudagraph_pool._trace import Event, most_live_bytes, whole_pages
-from cudagraph_pool._workloads import Workload
+from .._adapter import load_adapter
+from .memory_map import operation_of
+from .stock import PRIMED
+from .trace import Event, most_live_bytes, whole_pages
+from .workloads import Workload
 
 
 @dataclass(frozen=True, slots=True)

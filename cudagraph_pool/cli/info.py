@@ -16,10 +16,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from cudagraph_pool import _core, _run
-from cudagraph_pool._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
-from cudagraph_pool._autoload import VARIABLE
-from cudagraph_pool._request import parse
+from .. import _core
+from .._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
+from ..integration.environment import VARIABLE
+from ..integration.request import parse
+from . import run
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 # CUdevice_attribute: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -152,7 +153,7 @@ def _problem(request: str) -> str | None:
         parse(request)
     except ValueError as error:
         return str(error)
-    return _run.problem(VARIABLE)
+    return run.problem(VARIABLE)
 
 
 def _enabled(is_asked_for: bool) -> str:

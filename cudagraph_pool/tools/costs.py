@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cudagraph_pool._memory_map import MapOfReplay, MemoryMap
-from cudagraph_pool._replay import POOL, new_pools, run, stock_bytes
-from cudagraph_pool._stock import primed_bytes, reserved_bytes
-from cudagraph_pool._trace import (
+from .memory_map import MapOfReplay, MemoryMap
+from .replay import POOL, new_pools, run, stock_bytes
+from .stock import primed_bytes, reserved_bytes
+from .trace import (
     Graph,
     Order,
     Trace,

@@ -1,0 +1,1 @@
+"""What looks at pools, recorded or alive: imported when it is used."""
