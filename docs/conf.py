@@ -1,9 +1,12 @@
 """The site: ``pip install '.[docs]' && sphinx-build docs build/site``. Neither GPU nor torch."""
 
 import importlib.util
+import os
 import tomllib
 import urllib.request
 from pathlib import Path
+
+from cudagraph_pool.cli.main import parser
 
 PYPROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
 
@@ -15,6 +18,19 @@ def is_there(page: str) -> bool:
             return True
     except OSError:
         return False
+
+
+def add_options(app, docname, source):
+    """What each command's help says, at the end of the page on the API."""
+    if docname == "api":
+        (commands,) = (action.choices for action in parser()._actions if action.dest == "command")
+        helps = (f"#### {name}\n\n```text\n{of.format_help()}```" for name, of in commands.items())
+        source[0] += "\n\n".join(["### Options", *helps])
+
+
+def setup(app):
+    os.environ["COLUMNS"] = "96"  # of the helps
+    app.connect("source-read", add_options)
 
 
 project = "cudagraph_pool"

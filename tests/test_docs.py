@@ -96,6 +96,11 @@ def test_pages_are_few_enough_to_read() -> None:
     assert sum(len(page.read_text().splitlines()) for page in pages) <= MOST_LINES
 
 
+def test_a_release_has_few_lines() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert all(len(release.strip().splitlines()) - 2 <= 15 for release in releases)
+
+
 def blocks(path: Path, language: str = "python") -> list[str]:
     """The Python of a page, which runs from its first line to its last; or what else it shows."""
     shown = rf"^```{language}\n(.*?)^```$"
