@@ -1,4 +1,4 @@
-"""The site: ``pip install '.[docs]' && sphinx-build docs build/site``. Neither GPU nor torch."""
+"""The site: ``pip install . --group docs && sphinx-build docs build/site``. No GPU, no torch."""
 
 import importlib.util
 import os
