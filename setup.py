@@ -7,17 +7,17 @@ never imported, since under build isolation it cannot be:
 
 1. in ``CGP_TORCH_DIR``, the folder of the torch package, if that is set; empty means not to build
    the adapter, several (with ``:`` between) to build one for each (``scripts/build_wheels.sh``);
-2. in the site-packages of the interpreter that runs the build: pip's isolated builds run the target
-   environment's own;
-3. on ``sys.path``, for builds without isolation;
-4. in the environment that is active, by ``PATH``: uv builds in an environment of its own, which it
-   also names in ``$VIRTUAL_ENV``. Where none is active, uv needs ``--no-build-isolation``.
+2. by the interpreter that runs the build, as it was before pip isolated that: among its own
+   packages, the user's, on PYTHONPATH, behind a ``.pth``. pip runs the target environment's own;
+3. by those of the environments on ``PATH``: uv builds in an environment of its own, and the active
+   one stands there. Where none is active, uv needs ``--no-build-isolation``.
 
 What lacks adapters says so in its name: pip prints it, and no two wheels share one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -25,6 +25,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -39,26 +40,36 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 TORCH_MINORS = range(*map(int, re.findall(r"2\.(\d+)", TORCH)))
 
 
-def torch_candidates() -> list[Path]:
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    config = Path(sys.prefix, "pyvenv.cfg")
-    if config.is_file() and re.search(
-        r"^include-system-site-packages\s*=\s*true",
-        config.read_text(),
-        re.MULTILINE | re.IGNORECASE,
-    ):
-        base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix}
-        folders += [
-            sysconfig.get_path("purelib", vars=base),
-            sysconfig.get_path("platlib", vars=base),
-        ]
-    folders += [entry for entry in sys.path if entry]
+def environment_of_pip() -> dict[str, str]:
+    """What pip was started with. To isolate a build it hides PYTHONPATH and the user's packages."""
+    environment = dict(os.environ)
+    hidden = ("PYTHONPATH", "PYTHONNOUSERSITE")
+    if environment.get("PYTHONNOUSERSITE") != "1":  # the build is not isolated
+        return environment
+    for name in hidden:
+        environment.pop(name, None)
+    with contextlib.suppress(OSError):
+        began = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+        pairs = (os.fsdecode(pair).partition("=")[::2] for pair in began)
+        environment |= {name: value for name, value in pairs if name in hidden}
+    return environment
+
+
+def torch_candidates() -> Iterator[Path]:
+    """Where Python finds torch: the one that builds, then those of PATH's environments."""
+    program = "import importlib.util as u; s = u.find_spec('torch'); print(s.origin if s else '')"
+    pythons = [sys.executable]
     for entry in os.environ.get("PATH", "").split(os.pathsep):
-        environment = Path(entry).parent
-        if entry and (environment / "pyvenv.cfg").is_file():
-            folders.append(str(environment / "lib" / version / "site-packages"))
-    return [Path(folder, "torch") for folder in dict.fromkeys(folders)]
+        if entry and Path(entry).parent.joinpath("pyvenv.cfg").is_file():
+            pythons.append(str(Path(entry, "python")))
+    environment = environment_of_pip()
+    for python in dict.fromkeys(pythons):
+        with contextlib.suppress(OSError):
+            done = subprocess.run(
+                [python, "-P", "-c", program], env=environment, capture_output=True, text=True
+            )
+            if done.stdout.strip():
+                yield Path(done.stdout.strip()).parent
 
 
 def reason_against(torch: Path) -> str | None:

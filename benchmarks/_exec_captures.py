@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from _measure import Captures
+from _workloads import Workload
 
 import cudagraph_pool as cgp
 from cudagraph_pool._forecast import count_nodes
-from cudagraph_pool.tools.measure import Captures
-from cudagraph_pool.tools.workloads import Workload
 
 
 def pool_arguments(config: str) -> dict[str, Any]:

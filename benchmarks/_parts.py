@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _measure import Captures, FreshPool
+from _workloads import Workload
 
 import cudagraph_pool
 from cudagraph_pool._adapter import load_adapter
-from cudagraph_pool.tools.measure import Captures, FreshPool
-from cudagraph_pool.tools.workloads import Workload
 
 SOURCE = Path(__file__).with_name("capture_parts.cc")
 ALLOCATOR = "_ZN3c104cuda20CUDACachingAllocator9allocatorE"  # of c10::cuda

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import workloads
 from _models import Output, vision
+from _workloads import rms_norm
 from torch import Tensor, nn
 from two_stream_models import linears
-
-from cudagraph_pool.tools.workloads import rms_norm
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from _measure import CaptureCost, Captures
+from _workloads import Workload
 from stream_programs import WARM_UP, Kind, Program, generate, sums_of, value_of
 from torch import Tensor
-
-from cudagraph_pool.tools.measure import CaptureCost, Captures
-from cudagraph_pool.tools.workloads import Workload
 
 # (kind, stream, tensor, what the kind needs: elements and value, a view of the sums, cycles or the
 # other stream)

@@ -162,7 +162,7 @@ class Team:
         return answers
 
     def costs(self, order: Sequence[int], repeats: int, rounds: int) -> dict[str, dict[str, Any]]:
-        """What captures in this order, as :class:`cudagraph_pool.tools.measure.CaptureCost`, and
+        """What captures in this order, as :class:`_measure.CaptureCost`, and
         replays take, by name.
         """
         captures = self.in_turn(repeats, "capture", order=order)

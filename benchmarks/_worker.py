@@ -24,9 +24,8 @@ Maker = Callable[[Any], Any]
 
 
 def _graphs(names: Sequence[str], allocator: str) -> Maker:
+    from _measure import Captures
     from workloads import WORKLOADS
-
-    from cudagraph_pool.tools.measure import Captures
 
     return lambda device: Captures(WORKLOADS[names[0]], device, ours=allocator == "ours")
 

@@ -38,12 +38,12 @@ from typing import Any
 import torch
 from _apart import measure_apart, run_script
 from _command import add_common, new_parser, new_report, positive, verdict, write_report
+from _measure import digest_of
 from _pools import cells, count_captures, measure_pools
 from torch import Tensor, nn
 
 import cudagraph_pool as cgp
 from cudagraph_pool._table import format_table
-from cudagraph_pool.tools.measure import digest_of
 
 WAYS = (
     ("eager", "stock"),

@@ -12,9 +12,8 @@ from functools import partial
 
 import torch
 from _models import BERT, WAV2VEC2, images, segmentation, text, timm, tokens, video, vision
+from _workloads import Workload
 from torch import Tensor, nn
-
-from cudagraph_pool.tools.workloads import Workload
 
 KEPT = "-kept"
 

@@ -79,7 +79,11 @@ def main() -> int:
     report = json.loads(arguments.results.read_text())
     try:
         lines = (short_table if arguments.short else table)(report)
-    except (KeyError, TypeError):  # what the last of the tables wants is not in its rows
+    except (
+        KeyError,
+        TypeError,
+        ValueError,
+    ):  # what the last of the tables wants is not in its rows
         print(f"{arguments.results}: this script prints no table of it", file=sys.stderr)
         return 2
     gpus = f"{report.get('gpus', 'one')} {report['gpu']}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from _workloads import Workload, randomize, rms_norm
 from torch import Tensor, nn
-
-from cudagraph_pool.tools.workloads import Workload, randomize, rms_norm
 
 _DTYPE = torch.bfloat16
 

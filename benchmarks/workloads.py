@@ -10,12 +10,7 @@ from collections.abc import Callable
 
 import torch
 from _models import GPT2, text
-from library_models import KEPT, MODELS, LibraryModel
-from torch import Tensor, nn
-from two_stream_models import Branches, Rows, WeightStreaming, linears
-from workspace_models import SHAPES, WORKSPACE_BYTES, Products
-
-from cudagraph_pool.tools.workloads import (
+from _workloads import (
     DecoderShape,
     DecodeStep,
     SeedScript,
@@ -23,6 +18,10 @@ from cudagraph_pool.tools.workloads import (
     randomize,
     rms_norm,
 )
+from library_models import KEPT, MODELS, LibraryModel
+from torch import Tensor, nn
+from two_stream_models import Branches, Rows, WeightStreaming, linears
+from workspace_models import SHAPES, WORKSPACE_BYTES, Products
 
 # The batch sizes that vLLM captures by default.
 VLLM_BATCH_SIZES = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]

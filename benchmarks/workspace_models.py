@@ -7,10 +7,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from _workloads import rms_norm
 from torch import Tensor, nn
 from two_stream_models import Rows
-
-from cudagraph_pool.tools.workloads import rms_norm
 
 WORKSPACE_BYTES = 32 << 20
 

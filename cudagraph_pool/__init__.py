@@ -85,9 +85,11 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f".{_HOMES.get(name, name)}", __name__)
     except ModuleNotFoundError as error:
-        if error.name != f"{__name__}._core":
-            raise
-        raise ImportError(_not_installed()) from None
+        if error.name == f"{__name__}._core":
+            raise ImportError(_not_installed()) from None
+        if error.name == "torch":
+            import_module("._adapter", __name__).load_adapter()  # says what to install
+        raise
     if name not in _HOMES:
         return module
     value = globals()[name] = getattr(module, name)
@@ -95,7 +97,10 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    from importlib.util import find_spec
+
+    missing = () if find_spec("torch") else ("GraphRunner", "guard")  # help() would fail at these
+    return [*(name for name in __all__ if name not in missing), "__version__"]
 
 
 def _not_installed() -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import shlex
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -19,7 +20,8 @@ import cudagraph_pool
 # The minor releases of torch 2 that there are adapters for.
 MINORS: Final = range(11, 16)
 SUPPORTED: Final = f"2.{MINORS[0]} to 2.{MINORS[-1]}"
-_INSTALL: Final = "in a clone of cudagraph_pool, pip install --no-deps --force-reinstall ."
+_INSTALL: Final = "pip install --no-deps --force-reinstall ."
+_IN_A_CLONE: Final = "in a clone of cudagraph_pool, "
 
 _loaded: ModuleType | None = None
 
@@ -71,13 +73,23 @@ def _load() -> ModuleType:
     except ImportError as error:
         raise ImportError(
             f"cudagraph_pool's adapter for torch {major}.{minor} cannot be loaded by torch "
-            f"{torch.__version__}: {error}: {_INSTALL}"
+            f"{torch.__version__}: {error}: {_command()}"
         ) from error
 
 
 def and_the_adapter() -> str:
     """What is to be installed beside torch."""
-    return "" if releases() else f", then its adapter, which was left out: {_INSTALL}"
+    if releases():
+        return ""
+    return f", then its adapter, which was left out: {_IN_A_CLONE}{_INSTALL}"
+
+
+def _command() -> str:
+    """What builds the adapter for the torch that Python finds, wherever that is."""
+    torch = find_spec("torch")
+    folders = torch.submodule_search_locations if torch else None
+    chosen = "".join(f"CGP_TORCH_DIR={shlex.quote(folder)} " for folder in (folders or ())[:1])
+    return _IN_A_CLONE + chosen + _INSTALL
 
 
 def no_adapter(found: str) -> str:
@@ -95,5 +107,5 @@ def no_adapter(found: str) -> str:
     return (
         f"cudagraph_pool {version} was built "
         + (f"for torch {has} alone" if has else "without an adapter for PyTorch")
-        + f", and this is torch {found}: {_INSTALL}; torch {SUPPORTED} are supported"
+        + f", and this is torch {found}: {_command()}; torch {SUPPORTED} are supported"
     )

@@ -23,46 +23,37 @@ _logger = logging.getLogger(__package__)
 class graph:  # noqa: N801
     r"""Context manager that captures CUDA work into a :class:`torch.cuda.CUDAGraph`.
 
-    :class:`torch.cuda.graph` on a :class:`GraphPool`. In addition it checks its arguments before
-    anything is changed; after a capture that failed it puts the current stream back and ends the
-    failed capture's hold on the pool and on the device's generator of random numbers, so that eager
-    work and the next capture go on; and after one that succeeded the current stream waits for what
-    PyTorch itself ran on the capture's stream.
+    :class:`torch.cuda.graph` on a :class:`GraphPool`. It also checks its arguments first. After a
+    capture that failed it restores the current stream, the pool and the device's random generator,
+    so that eager work and the next capture go on. After one that succeeded the current stream waits
+    for what PyTorch ran on the capture's stream.
 
     Arguments:
         cuda_graph (torch.cuda.CUDAGraph): Graph object used for capture.
         pool (GraphPool): The pool that the capture allocates in.
-        stream (torch.cuda.Stream, optional): If supplied, will be set as the current stream in the
-            context. Default: one stream for each device, shared by all captures.
+        stream (torch.cuda.Stream, optional): The current stream of the context. Default: one for
+            each device, shared by all captures.
         capture_error_mode (str, optional): ``"global"``, ``"thread_local"`` or ``"relaxed"``, as
             for :class:`torch.cuda.graph`.
-        shared_exec (bool, optional): Keep the graph as a template, which costs no device memory,
-            and run it by executables that the pool's graphs share. To the caller ``cuda_graph`` is
-            as ever: ``replay()``, ``reset()``, ``pool()``, random generators, ``debug_dump()``. A
-            replay that finds no executable of its graph takes that of another one: it updates it,
-            at 1 to 2 microseconds of CPU time for each node, or, in a program whose replays stay
-            with a graph for a while, makes a new one in its place, at 4 to 6 (an updated one is
-            slower on the device). ``instantiate()`` does so ahead. Graphs with child graphs,
-            conditional or memory nodes keep an executable of their own, as do all on a driver that
-            is too new to know what it carries over: :meth:`GraphPool.stats` says why
-            (``exec_alone``). A graph that is replayed while one that it shares with still runs on
-            another stream gets one more, so that neither waits for the other on the device. On the
-            CPU a replay waits while another thread's is making a switch, and up to a tenth of a
-            second for an executable that has to make room and still runs. Where the GPU has no
-            memory for another executable, those that there are make room for it, in the end all of
-            them. Hooks that newer releases of torch call when a graph is instantiated are not
-            called: no executable is this graph's alone.
+        shared_exec (bool, optional): Run the graph by executables that the pool's graphs share, so
+            that it costs no device memory of its own. ``cuda_graph`` works as ever. A replay that
+            finds no executable of its graph updates another graph's, at 1 to 2 microseconds of CPU
+            time for each node, or makes a new one, at 4 to 6; ``instantiate()`` does so ahead.
+            Graphs that run at the same time get executables of their own. Graphs with child graphs,
+            conditional or memory nodes keep their own, as do all on a driver that is too new:
+            :meth:`GraphPool.stats` counts them by reason (``exec_alone``). A replay waits while
+            another thread's makes a switch, and up to a tenth of a second for an executable that
+            has to make room and still runs. torch's hooks on instantiation are not called.
             Default: what the pool was made with.
         own_workspace (bool): Capture on a stream of the pool's own, so that graphs of other pools
-            may run at the same time: until torch 2.15 cuBLAS has one workspace for each stream and
-            thread, and matrix products that were captured on one stream overwrite what each other
-            compute with, whatever their pools. Costs a workspace for each such pool and thread: 32
-            MiB on Hopper, 8 on most others, and 1 for cuBLASLt. They are kept for later such pools.
-            Default: ``False``.
+            may run at the same time. Until torch 2.15 cuBLAS has one workspace for each stream and
+            thread: products captured on one stream overwrite each other's, whatever their pools.
+            Costs a workspace for each such pool and thread: 32 MiB on Hopper, 8 on most others, and
+            1 for cuBLASLt. They are kept for later such pools. Default: ``False``.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is
-            capturing already.
+            capturing.
         TypeError: An argument is of another type.
         ValueError: The pool, the current device and the stream are not of one device, the capture
             error mode is unknown, or a stream is given with ``own_workspace``.
@@ -127,8 +118,7 @@ class graph:  # noqa: N801
             self._execs = self._pool._exec_cache()
             self._kept_template = _shared_exec.capture_template(self._graph)
         try:
-            # What was lost of them is there again, and what is there stays: another graph may go
-            # while this one is captured.
+            # Another graph that goes during this capture must not take its workspaces along.
             self._held = self._hold_workspaces()
             self._context.__enter__()
         except BaseException:
@@ -153,14 +143,13 @@ class graph:  # noqa: N801
                 self._graph.reset()
             self._clean_up(before)
             raise
-        # A capture begins with eager work: PyTorch fills in what random numbers start from, on the
-        # capture's stream. On a busy GPU that could come after a replay has filled in its own,
-        # which would then draw the wrong numbers.
+        # A capture begins with eager work: PyTorch writes the seed of random numbers on the
+        # capture's stream. On a busy GPU it could overwrite a replay's, which then draws others.
         try:
             if before is not None and before != self._context.capture_stream:
                 before.wait_stream(self._context.capture_stream)
-            # As long as the graph is there, the stream is no other pool's own, and cuBLAS's
-            # workspace is not freed: from torch 2.12 to 2.14 any graph that goes frees it.
+            # The graph keeps its stream from other pools, and cuBLAS's workspace alive: from torch
+            # 2.12 to 2.14 any graph that goes frees it.
             self._graph._keeps = self._context.capture_stream, held, self._hold_workspaces()
         except BaseException:
             self._graph.reset()
@@ -202,7 +191,7 @@ class graph:  # noqa: N801
 
     @classmethod
     def _capture_stream(cls, device: torch.device) -> torch.cuda.Stream:
-        """torch.cuda.graph has one for all devices, which suits the first that captured alone."""
+        """One for each device: torch.cuda.graph's single one lies on the first that captured."""
         import torch
 
         stream = cls._capture_streams.get(device.index)
@@ -211,7 +200,7 @@ class graph:  # noqa: N801
         return stream
 
     def _clean_up(self, before: torch.cuda.Stream | None) -> None:
-        """After torch.cuda.graph gave up half-way: it leaves both behind."""
+        """Undoes what torch.cuda.graph leaves behind when it fails half-way."""
         import torch
 
         if before is not None:
@@ -222,14 +211,14 @@ class graph:  # noqa: N801
         self._free_generator()
 
     def _free_generator(self) -> None:
-        """In torch 2.11 a capture that failed leaves the device's generator believing that it is
-        under way, so that ``torch.randn`` raises until another one ends: an empty one.
+        """In torch 2.11 the device's generator takes a failed capture to be under way, so that
+        ``torch.randn`` raises. It ends with the next capture: an empty one.
         """
         import torch
 
         empty = torch.cuda.CUDAGraph(keep_graph=True)
         stream = torch.cuda.Stream(self._pool.device)  # the capture's may be one that cannot
-        # What failed before may fail again; it is the first error that the caller is told.
+        # This may fail as the capture did; the caller is told the first error.
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The CUDA Graph is empty")
             with torch.cuda.stream(stream):
@@ -254,8 +243,8 @@ class graph:  # noqa: N801
 
 
 class _next_graph(graph):  # noqa: N801
-    """One of several captures in a row: what :class:`torch.cuda.graph` does before each, to wait
-    for the device and to empty caches, was done once. pre: ``stream`` is given, and current.
+    """One of several captures in a row, without the waiting and emptying of caches that
+    :class:`torch.cuda.graph` does before each. Requires that ``stream`` is given, and current.
     """
 
     def _current_stream(self) -> torch.cuda.Stream:

@@ -1,4 +1,4 @@
-"""Pools as objects: one of them, eager work in it, and what all of this process hold."""
+"""Graph pools: as objects, for eager work, and what all of this process hold."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 _logger = logging.getLogger(__package__)
 
 
+<<<<<<< HEAD
 class _ReplayOrder:
     """The order of the replays of one pool's graphs, if they are asked to: each overwrites what
     those before it left, on whatever streams.
@@ -38,6 +39,15 @@ class _ReplayOrder:
             written to what graphs read.
         what (str): The last one was, for errors.
         wrote: Number and description of the last one that left outputs.
+=======
+class _Turns:
+    """The order of replays of one pool's graphs: each overwrites what those before it left, on
+    whatever streams.
+
+    Attributes:
+        stream (torch.cuda.Stream): Of the last replay.
+        lock: Held while one is launched.
+>>>>>>> layout
     """
 
     def __init__(self) -> None:
@@ -48,8 +58,19 @@ class _ReplayOrder:
         self.wrote = (0, "")
         self._last: Callable[[], Any] = lambda: None
 
+<<<<<<< HEAD
     def follow(self, stream: torch.cuda.Stream) -> None:
         """Lets what ``stream`` gets next come after the last one."""
+=======
+    @functools.cached_property
+    def row(self) -> _torch.Row:
+        """The last replay, in C++."""
+        made: _torch.Row = load_adapter().Row(str(self._device))
+        return made
+
+    def order(self, stream: torch.cuda.Stream) -> None:
+        """Orders what ``stream`` gets next behind the last replay."""
+>>>>>>> layout
         if self.stream == stream:
             return
         if self.stream is not None:
@@ -84,20 +105,18 @@ class _ReplayOrder:
 class GraphPool:
     r"""A memory pool that CUDA graphs share.
 
-    The pool stays open while this object or a graph captured into it is alive. Once neither is,
-    :func:`torch.cuda.empty_cache` gives back its memory, but for pages in which a tensor lives.
+    The pool stays open while this object or a graph captured into it is alive. After that
+    :func:`torch.cuda.empty_cache` gives back its memory, except for pages with a live tensor.
 
     Arguments:
         device (torch.device or int, optional): The device of the pool. Default: the current one.
         shared_exec (bool, optional): Whether graphs captured by :class:`cudagraph_pool.graph` share
-            executables, unless it is told otherwise. Default: ``False``.
-        max_execs (int, optional): How many executables these graphs may have at a time; the one
-            that was not used for the longest time goes first. ``None``: one for all graphs that are
-            alike but for sizes and addresses. Where the GPU has no memory for so many, there are
-            fewer. Default: 4.
-        exec_budget (int, optional): Bytes of device memory that executables may take beyond
-            ``max_execs``: each graph that is replayed keeps its own, as long as all together take
-            about so much at most. Default: 0.
+            executables, unless that is told otherwise. Default: ``False``.
+        max_execs (int, optional): The most executables at a time; the least recently used goes
+            first. ``None``: one for all graphs that differ in sizes and addresses alone. There are
+            fewer where the GPU has no memory for them. Default: 4.
+        exec_budget (int, optional): Bytes of device memory for executables beyond ``max_execs``.
+            A replayed graph keeps its own while all together take about so much. Default: 0.
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
@@ -149,7 +168,7 @@ class GraphPool:
 
     @functools.cached_property
     def _own_stream(self) -> torch.cuda.Stream:
-        """One that captures of no other pool run on, as long as this one or a graph has it."""
+        """A stream for this pool's captures alone, as long as the pool or a graph has it."""
         import torch
 
         idle = _idle_streams.setdefault(self._device.index, [])
@@ -175,19 +194,17 @@ class GraphPool:
     def stats(self) -> dict[str, Any]:
         r"""Return what the pool holds, in bytes and counts.
 
-        - ``reserved_bytes``: physical memory, ``pages`` of ``page_bytes`` each.
-        - ``allocated_bytes``: what its live tensors occupy, ``live_blocks`` of them;
-          ``requested_bytes``: what they asked for.
-        - ``peak_reserved_bytes``, ``peak_allocated_bytes``: the most of these so far;
-          ``scope_peak_bytes``: the most that was allocated at once in the last capture or
-          ``use_pool`` block.
-        - ``allocations``, ``frees``: how many there were so far.
-        - ``ranges``: of addresses; ``page_mappings``: how many calls of the driver mapped what lies
-          behind these: one for each page, or in a large pool for up to 64 pages.
-        - ``execs``: executables that graphs with ``shared_exec`` have now;
-          ``exec_instantiations``, ``exec_updates``: how often one was made, and how often one was
-          brought up to date for another graph; ``exec_alone``: a dictionary that says why some of
-          these graphs keep one of their own, and how many do for that reason.
+        - ``reserved_bytes``: physical memory, in ``pages`` of ``page_bytes``.
+        - ``allocated_bytes``: memory of the ``live_blocks``; ``requested_bytes``: what was asked
+          for.
+        - ``peak_reserved_bytes``, ``peak_allocated_bytes``: the peaks of both;
+          ``scope_peak_bytes``: the peak in the last capture or ``use_pool`` block.
+        - ``allocations``, ``frees``: counts so far.
+        - ``ranges``: reserved address ranges; ``page_mappings``: driver calls that mapped pages,
+          one or in large pools up to 64 at a time.
+        - ``execs``: executables of graphs with ``shared_exec``; ``exec_instantiations``,
+          ``exec_updates``: how often one was made, or updated for another graph; ``exec_alone``: by
+          reason, how many of these graphs keep their own.
         """
         self._require_open()
         stats: dict[str, Any] = self._adapter.stats(self._device.index, self._id)
@@ -199,9 +216,9 @@ class GraphPool:
     def snapshot(self) -> dict[str, Any]:
         r"""Return the live blocks and the mapped ranges of the pool.
 
-        A dictionary with ``stats`` (as :meth:`stats`), ``blocks`` (each with ``address``,
-        ``bytes``, ``requested_bytes``, ``stream`` and ``pieces``: page, offset and length of each
-        stretch of physical memory behind it) and ``ranges`` (``address`` and ``pages``).
+        A dictionary with ``stats`` (as :meth:`stats`), ``blocks`` (``address``, ``bytes``,
+        ``requested_bytes``, ``stream``, and ``pieces``: page, offset and length of each piece of
+        physical memory) and ``ranges`` (``address`` and ``pages``).
         """
         self._require_open()
         snapshot: dict[str, Any] = self._adapter.snapshot(self._device.index, self._id)
@@ -210,13 +227,13 @@ class GraphPool:
     def plot(self, path: str | os.PathLike[str]) -> None:
         r"""Draw the pool's memory over all its graphs: where every block lay, and when.
 
-        Time is counted in allocations and frees; each graph has a colour, and blocks stitched of
-        several pieces are darker. Lines show what the pool held, and the minimum. Needs
-        ``pip install 'cudagraph-pool[plot]'``, and :func:`torch.cuda.memory._record_memory_history`
-        to have been called before the captures (``context=None`` is enough).
+        Time is counted in allocations and frees. Each graph has a colour, and blocks stitched of
+        several pieces are hatched. Needs ``pip install 'cudagraph-pool[plot]'``. Call
+        :func:`torch.cuda.memory._record_memory_history` before the captures (``context=None`` is
+        enough).
 
         Arguments:
-            path (str or os.PathLike): Where to; the ending says in which format: png, svg, pdf.
+            path (str or os.PathLike): The file to write: png, svg or pdf, by its ending.
 
         Raises:
             ImportError: There is no matplotlib.
@@ -225,7 +242,7 @@ class GraphPool:
         self._require_open()
         from .tools.live_map import draw_pool
 
-        draw_pool(self._device.index, self._id, path)
+        draw_pool(pool_stats(self._adapter, self._device.index, self._id), path)
 
     def close(self) -> None:
         r"""Release the pool. Graphs captured into it go on working."""
@@ -277,8 +294,8 @@ def _require_pool(pool: object) -> None:
     pool._require_open()
 
 
-# By device, what was some pool's own. They are kept, as is what libraries have made for them: a
-# tensor may be recorded for one, and torch's own streams are 32, which come again.
+# By device, streams that were some pool's own. They are kept: a tensor may be recorded for one,
+# libraries have made workspaces for it, and torch's own 32 streams are handed out again and again.
 _idle_streams: dict[int, list[int]] = {}
 
 # By device and id.
@@ -291,15 +308,13 @@ _pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
 def use_pool(pool: GraphPool) -> Iterator[None]:
     r"""Context manager in which this thread's eager allocations go to ``pool``.
 
-    The pool grows page by page, and what does not fit into one free piece may lie in several: one
-    block of code needs no ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``. Tensors made inside
-    may outlive the block and may be used by any stream (:meth:`torch.Tensor.record_stream` as
-    ever). Blocks of different pools nest.
+    The pool grows page by page, as expandable segments do, for one block of code. Tensors may
+    outlive the block and be used on any stream (:meth:`torch.Tensor.record_stream` as ever). Blocks
+    of different pools nest.
 
     Arguments:
-        pool (GraphPool): The pool to allocate in. No graph that was captured into it may be alive:
-            its replays write to memory that is free for the pool, and would overwrite what is
-            allocated now. Graphs may be captured into it later.
+        pool (GraphPool): The pool to allocate in. No graph captured into it may be alive, since its
+            replays would overwrite what is allocated now. Graphs may be captured into it later.
 
     Raises:
         RuntimeError: The package is not enabled, the pool was released, graphs or another
@@ -361,27 +376,23 @@ def _cuda_device(device: torch.device | str | int | None) -> torch.device:
 def stats() -> dict[str, Any]:
     r"""Return what every graph pool of this process holds, and where captures went.
 
-    Pools of every kind are there: of a :class:`GraphPool`, of a :class:`torch.cuda.MemPool`, of
-    :func:`torch.cuda.graph_pool_handle` (those of ``torch.compile``'s graph trees are such), of one
-    capture that named none, and the one that ``enable(share_captures=True)`` lets these share. What
-    PyTorch's own allocator holds is not: :func:`torch.cuda.memory_stats` counts both.
-
-    A dictionary with
+    Pools of every kind are listed: of a :class:`GraphPool`, a :class:`torch.cuda.MemPool`, a
+    :func:`torch.cuda.graph_pool_handle` (as of ``torch.compile``), one capture that named none, and
+    the one of ``enable(share_captures=True)``. Memory of PyTorch's own allocator is not;
+    :func:`torch.cuda.memory_stats` counts both. A dictionary with
 
     - ``captures``: how many have begun since the package was first enabled, ``ours`` in these pools
-      and ``base`` in PyTorch's own; and of the latter ``base_reasons``: ``disabled`` (the package
-      was), ``mempool`` (into a :class:`torch.cuda.MemPool` that stays with PyTorch's allocator) and
-      ``older_pool`` (into one that it had before).
+      and ``base`` in PyTorch's own. ``base_reasons`` says why there: ``disabled``, ``mempool`` (a
+      :class:`torch.cuda.MemPool` of PyTorch's allocator), ``older_pool`` (one that it had before).
     - ``pools``: a list, each with ``device``, ``id``, ``kind``, ``users`` (graphs and objects that
-      hold it), what :meth:`GraphPool.stats` returns, and ``graphs``: what each capture took, in
-      their order (the last 65,536). ``added_bytes`` is the physical memory that the pool got
-      meanwhile, ``peak_bytes`` the most that was allocated in it at once, ``live_before_bytes`` of
-      that what lived when the capture began, ``allocations`` how many it made, after
-      ``first_allocation`` of the pool. A capture that failed counts, too.
-    - ``execs``: a list, for each ``device`` whose graphs share executables by
-      ``enable(shared_exec=True)`` how many there are, as :meth:`GraphPool.stats` says of its own.
+      hold it), what :meth:`GraphPool.stats` returns, and ``graphs``: the last 65,536 captures in
+      their order, failed ones too. Of each, ``added_bytes`` is the memory that the pool got
+      meanwhile, ``peak_bytes`` the most allocated at once, ``live_before_bytes`` of that what lived
+      before, ``allocations`` their number, after ``first_allocation`` of the pool.
+    - ``execs``: a list, for each ``device`` with ``enable(shared_exec=True)`` the figures of
+      executables that :meth:`GraphPool.stats` has.
 
-    Without a GPU, or before anything was enabled, there are none.
+    It is empty without a GPU, or before the package was enabled.
     """
     adapter: Any = loaded_adapter()
     if adapter is None:

@@ -7,19 +7,45 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ._adapter import load_adapter, loaded_adapter
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 _logger = logging.getLogger(__package__)
 
 
+def _by_name(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Takes options by position too, for one release, and warns."""
+
+    @functools.wraps(function)
+    def by_name(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        names = ("share_captures", "mempools", "shared_exec", "exportable")
+        if 0 < len(args) <= len(names):
+            warnings.warn(
+                f"pass the options of {function.__name__}() by name, as share_captures=True: by "
+                "position they will be refused from 0.3 on",
+                FutureWarning,
+                stacklevel=2,
+            )
+            kwargs.update(zip(names, args, strict=False))
+            args = ()  # type: ignore[assignment]
+        return function(*args, **kwargs)
+
+    return by_name
+
+
+@_by_name
 def enable(
+    *,
     share_captures: bool = False,
     mempools: bool = True,
     shared_exec: bool = False,
@@ -28,39 +54,30 @@ def enable(
     r"""Let CUDA graph captures allocate in memory pools of this package.
 
     May be called at any time, also after CUDA is initialized and while tensors are alive. Graphs
-    captured before stay with the allocator that they were captured with. Calling it again only
-    changes its options, for what is made from then on. Observers of memory that runs out hear of
-    pools of this package too, whenever they were attached; trackers of allocations
-    (``attachAllocatorTraceTracker`` in C++) only if they were attached after this, since PyTorch
-    tells nobody who its trackers are.
+    captured before stay with their allocator. Another call changes the options of what is made
+    later. It sets ``NCCL_GRAPH_REGISTER=0`` unless the variable is set: NCCL must not register the
+    buffers of captures, since they lie in mapped memory.
 
     Arguments:
         share_captures (bool, optional): Let all captures that name no pool share one for each
-            device, for code that cannot be edited. The rules of a shared pool apply then: these
-            graphs must not be replayed concurrently, and what one returns must be read or copied
-            before another one is replayed, unless it was kept alive since its capture. A capture
-            that begins while another one fills the shared pool gets a pool of its own. Statistics
-            by pool (torch 2.13) have the shared one under ``(2**64 - 1, 0)``. Default: ``False``.
-        mempools (bool, optional): Whether a :class:`torch.cuda.MemPool` that is made from now on,
-            without an allocator of its own, is a pool of this package: what is allocated under
-            :func:`torch.cuda.use_mem_pool`, and captures into its ``id``. With ``use_on_oom`` it
-            lends to eager work that PyTorch's own allocator has no memory for, unless a graph that
-            was captured into it is alive; observers of memory that runs out are told all the same.
-            With ``no_split`` a block has whole pages. Default: ``True``.
-        shared_exec (bool, optional): Whether graphs share executables, as those of
-            :class:`cudagraph_pool.graph` may, whoever captures them: four on each device, and more
-            where the device would wait for switches, as long as all together take 256 MiB at most.
-            A graph made with ``keep_graph=True`` keeps its own. Default: ``False``.
-        exportable (bool, optional): Whether other processes can be given the memory that pools take
-            from now on (``cuMemExportToShareableHandle``, as file descriptors), which SGLang's
-            all-reduce asks for. Default: ``False``.
-
-    Puts ``NCCL_GRAPH_REGISTER=0`` into the environment, unless the variable is set: NCCL must not
-    register the buffers of captures by itself, which it does in mapped memory alone. NCCL reads the
-    variable once, at the first collective that is captured.
+            device. Their graphs must not run concurrently, and the output of one must be read or
+            copied before another is replayed, unless it was kept alive since its capture. A capture
+            that begins while another one fills the shared pool gets its own. Statistics by pool
+            (torch 2.13) list the shared one as ``(2**64 - 1, 0)``. Default: ``False``.
+        mempools (bool, optional): Make a :class:`torch.cuda.MemPool` without an allocator of its
+            own a pool of this package, from now on. With ``use_on_oom`` it lends to eager work that
+            has no memory left, unless a graph captured into it is alive. With ``no_split`` a block
+            has whole pages. Default: ``True``.
+        shared_exec (bool, optional): Let all graphs share executables, as those of
+            :class:`cudagraph_pool.graph` may: four on each device, and more while all together take
+            256 MiB at most. A graph made with ``keep_graph=True`` keeps its own.
+            Default: ``False``.
+        exportable (bool, optional): Let other processes be given the memory that pools take from
+            now on (``cuMemExportToShareableHandle``, as file descriptors), as SGLang's all-reduce
+            needs. Default: ``False``.
 
     Raises:
-        ImportError: There is no adapter for the torch that is here.
+        ImportError: There is no adapter for the installed torch.
         RuntimeError: There is no GPU, its driver lacks virtual memory management, a capture is
             under way, or another allocator was installed after this one.
         TypeError: An option is neither ``True`` nor ``False``.
@@ -107,9 +124,8 @@ def _require_booleans(**options: object) -> None:
 def disable() -> None:
     r"""Let CUDA graph captures allocate in PyTorch's own allocator again.
 
-    Pools that graphs or a :class:`torch.cuda.MemPool` still use go on working until the last of
-    them is gone; a capture into one of these stays with it. All other captures go to PyTorch's
-    allocator. Calling it when nothing is enabled has no effect.
+    Pools that a graph or a :class:`torch.cuda.MemPool` uses go on working, also for captures into
+    them. All other captures go to PyTorch's allocator. Without :func:`enable` it has no effect.
 
     Raises:
         RuntimeError: A capture is under way.
@@ -125,7 +141,7 @@ def disable() -> None:
 
 @functools.cache
 def _log_at_the_end() -> None:
-    """What :func:`disable` logs, of a process that ends without it."""
+    """Logs what :func:`disable` logs if the process ends without it."""
     from multiprocessing.util import Finalize
 
     def log() -> None:
@@ -136,7 +152,7 @@ def _log_at_the_end() -> None:
 
 
 def _log_captures(adapter: Any, why: str) -> None:
-    """Where they went: who captures is not asked, since that should cost nothing."""
+    """Logs where captures went."""
     counts = adapter.capture_counts()
     _logger.info(
         "%s: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)",
@@ -146,16 +162,15 @@ def _log_captures(adapter: Any, why: str) -> None:
 
 
 def _let_nccl_register_nothing() -> None:
-    """NCCL registers the buffers that a capture's collectives have in mapped memory, by address.
-    When the graph goes it ends that one collective late: a graph that is captured at the same
-    addresses before that gets nothing, since the sender writes to memory that is gone (2.28.9,
-    register.cc). Memory that cannot be exported it never lets go of (p2p.cc, ipcRegisterBuffer).
+    """NCCL 2.28.9 registers a captured collective's buffers by address, and lets go of them one
+    collective after the graph is gone (register.cc). A graph captured at the same addresses before
+    that receives nothing. Memory that cannot be exported stays registered (p2p.cc).
     """
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
 
 
 def _share_execs(shares: bool) -> None:
-    """Replaces nothing of torch's where nobody has asked for it."""
+    """Replaces torch's methods only where sharing was asked for."""
     if shares or "cudagraph_pool._shared_capture" in sys.modules:
         from . import _shared_capture
 
@@ -176,8 +191,10 @@ def _require_enabled(what: str) -> Any:
     return load_adapter()
 
 
+@_by_name
 @contextmanager
 def enabled(
+    *,
     share_captures: bool = False,
     mempools: bool = True,
     shared_exec: bool = False,
@@ -185,11 +202,16 @@ def enabled(
 ) -> Iterator[None]:
     r"""Context manager that enables the package for a block of code, as :func:`enable` does.
 
-    At its end the package is disabled again. If it was enabled before, it stays so, with the
-    options of this call.
+    The package is disabled again at the end, unless it was enabled before. Then it stays enabled,
+    with the options of this call.
     """
     before = is_enabled()
-    enable(share_captures, mempools, shared_exec, exportable)
+    enable(
+        share_captures=share_captures,
+        mempools=mempools,
+        shared_exec=shared_exec,
+        exportable=exportable,
+    )
     try:
         yield
     finally:
@@ -200,11 +222,11 @@ def enabled(
 def allocator() -> _CUDAAllocator:
     r"""Return the allocator for :func:`torch.cuda.memory.change_current_allocator`.
 
-    It wraps the allocator that is current now. An alternative to :func:`enable` for programs that
-    choose their allocator before CUDA is initialized.
+    It wraps the current allocator. An alternative to :func:`enable` for programs that choose their
+    allocator before CUDA is initialized.
 
     Raises:
-        ImportError: There is no adapter for the torch that is here.
+        ImportError: There is no adapter for the installed torch.
     """
     adapter = load_adapter()
     from torch.cuda.memory import _CUDAAllocator
@@ -216,12 +238,12 @@ def allocator() -> _CUDAAllocator:
 def pluggable_allocator() -> CUDAPluggableAllocator:
     r"""Return a :class:`torch.cuda.memory.CUDAPluggableAllocator` of this package.
 
-    Its pool hooks are set, so that graphs can be captured with it as the process's allocator
-    (:func:`torch.cuda.memory.change_current_allocator`). What PyTorch's class lacks, statistics
-    and snapshots above all, it lacks here too: :func:`enable` and :func:`allocator` do not.
+    Graphs can be captured with it as the process's allocator
+    (:func:`torch.cuda.memory.change_current_allocator`). PyTorch's class has no statistics and no
+    snapshots; :func:`enable` and :func:`allocator` do.
 
     Raises:
-        ImportError: There is no adapter for the torch that is here.
+        ImportError: There is no adapter for the installed torch.
     """
     path = library_path()
     from torch.cuda.memory import CUDAPluggableAllocator
@@ -247,14 +269,14 @@ def library_path() -> str:
     r"""Return the path of the library that holds the C functions of the allocator.
 
     For :class:`torch.cuda.memory.CUDAPluggableAllocator`, with the names
-    ``"cudagraph_pool_malloc"`` and ``"cudagraph_pool_free"``. PyTorch tells such an allocator
-    nothing of captures, nor of :meth:`torch.Tensor.record_stream`. So it refuses to allocate during
-    a capture, and what another stream uses must not be freed before that stream is done with it.
-    :func:`pluggable_allocator` sets the hooks that lift both limits. As the allocator of a
-    :class:`torch.cuda.MemPool` it makes that pool's memory expandable, captures included.
+    ``"cudagraph_pool_malloc"`` and ``"cudagraph_pool_free"``. PyTorch does not tell such an
+    allocator of captures or of :meth:`torch.Tensor.record_stream`: it refuses to allocate during a
+    capture, and memory that another stream uses must not be freed early.
+    :func:`pluggable_allocator` lifts both limits. As the allocator of a
+    :class:`torch.cuda.MemPool` it makes that pool expandable, captures included.
 
     Raises:
-        ImportError: There is no adapter for the torch that is here.
+        ImportError: There is no adapter for the installed torch.
     """
     path = str(load_adapter().__file__)
     _let_nccl_register_nothing()

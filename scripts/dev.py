@@ -21,7 +21,10 @@ import subprocess
 import sys
 import sysconfig
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
@@ -47,36 +50,49 @@ def main() -> None:
     if command == "demo":
         run(str(python.parent / "cudagraph-pool"), "demo")
     elif command == "test":
-        install_extras(python, "test")
+        install_groups(python, "test")
         test(python)
     else:
-        install_extras(python, "test", "lint")
+        install_groups(python, "test", "lint")
 
 
 def test(python: Path) -> None:
     """Both test suites. Without GoogleTest there is only the fuzzer of the C++ one."""
     # Side by side, but not on a GPU: some tests count its memory.
     workers = [] if has_gpu() else ["-n", "auto", "--dist", "loadfile"]
-    seconds = run(str(python), "-P", "-m", "pytest", *workers)
+    report = ROOT / "build" / "tests.xml"
+    seconds = run(str(python), "-P", "-m", "pytest", "-q", f"--junitxml={report}", *workers)
     if not has_header("gmock/gmock.h"):
         apt_install("libgtest-dev", "libgmock-dev")
-    run(str(python), "-m", "pip", "install", "cmake>=3.24", "ninja")
+    pip(python, "cmake>=3.24", "ninja")
     ninja = "-DCMAKE_MAKE_PROGRAM=" + str(python.parent / "ninja")
     run(str(python.parent / "cmake"), "--preset", "release", ninja)
     run(str(python.parent / "cmake"), "--build", "--preset", "release")
     cxx_seconds = run(str(python.parent / "ctest"), "--preset", "release")
-    if has_header("gmock/gmock.h"):
-        say(f"dev.py: passed: Python tests in {seconds:.0f} s, C++ tests in {cxx_seconds:.0f} s")
-    else:
-        say(
-            "dev.py: C++ unit tests SKIPPED, all others passed: there is no GoogleTest, and "
-            "apt-get cannot be used here. Install libgtest-dev and libgmock-dev and try again."
-        )
+    skipped = skipped_tests(report)
+    if not has_header("gmock/gmock.h"):
+        skipped += ", and all C++ unit tests (no GoogleTest, and apt-get cannot be used here)"
+    say(
+        f"dev.py: passed: Python tests in {seconds:.0f} s, C++ tests in {cxx_seconds:.0f} s; "
+        f"skipped: {skipped}"
+    )
+
+
+def skipped_tests(report: Path) -> str:
+    """How many, and what they need, by what they say."""
+    needs = Counter()  # type: Any
+    for test in ElementTree.parse(str(report)).iter("skipped"):
+        said = test.get("message", "") + (test.text or "")
+        found = re.search(r"torch|CUDA|GPU|matplotlib|rich|jinja2", said)
+        needs[found.group() if found else "something else"] += 1
+    parts = [f"{count} need {what}" for what, count in needs.most_common()]
+    return f"{sum(needs.values())} tests" + (f" ({', '.join(parts)})" if parts else "")
 
 
 def environment() -> Path:
     """The Python of the environment to install into."""
-    if sys.prefix != sys.base_prefix:
+    in_conda = os.environ.get("CONDA_PREFIX") == sys.prefix
+    if sys.prefix != sys.base_prefix or in_conda:
         say("installing into the active environment " + sys.prefix)
         return Path(sys.executable)
     python = VENV / "bin" / "python"
@@ -97,12 +113,13 @@ def environment() -> Path:
 def install(python: Path) -> None:
     """The package, editable; again only once something that is built into it has changed."""
     if has_gpu() and not torch_of(str(python)):
-        run(str(python), "-m", "pip", "install", "torch>=2.11,<2.16")
+        pip(python, *pyproject()["project"]["optional-dependencies"]["torch"])
     note = python.parent / "cudagraph_pool_built_from"
     built_from = f"{sources()}; torch {torch_of(str(python))}"
     works = succeeds(str(python.parent / "cudagraph-pool"), "--version")
     if not works or not note.exists() or note.read_text() != built_from:
-        run(str(python), "-m", "pip", "install", "--editable", ".")
+        say("building the C++ core: a minute or two, five with a GPU's torch")
+        pip(python, "--editable", ".")
         note.write_text(built_from)
 
 
@@ -115,13 +132,21 @@ def sources() -> str:
     return f"{len(files)} files in {ROOT}, the newest of {newest}"
 
 
-def install_extras(python: Path, *extras: str) -> None:
-    """Not as .[test]: pip would build the package again."""
+def install_groups(python: Path, *groups: str) -> None:
+    """By name, since pip before 25.1 knows no dependency groups."""
+    listed = pyproject()["dependency-groups"]
+    pip(python, *[package for group in groups for package in listed[group]])
+
+
+def pyproject() -> Any:
     import tomllib  # new in 3.11
 
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [package for extra in extras for package in project["optional-dependencies"][extra]]
-    run(str(python), "-m", "pip", "install", *wanted)
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def pip(python: Path, *arguments: str) -> None:
+    """Installs; quiet unless that fails."""
+    run(str(python), "-m", "pip", "install", *arguments, is_quiet=True)
 
 
 def has_gpu() -> bool:
@@ -197,13 +222,16 @@ def succeeds(*command: str, given: str = "") -> bool:
         return False
 
 
-def run(*command: str) -> float:
-    """Returns the seconds that it took."""
+def run(*command: str, is_quiet: bool = False) -> float:
+    """Returns the seconds that it took. What is quiet says something only if it fails."""
     say("+ " + " ".join(command))
     start = time.monotonic()
-    code = subprocess.call(command, cwd=str(ROOT))
+    output = subprocess.PIPE if is_quiet else None
+    done = subprocess.run(command, cwd=str(ROOT), stdout=output, stderr=subprocess.STDOUT)
     seconds = time.monotonic() - start
+    code = done.returncode
     if code:
+        say((done.stdout or b"").decode(errors="replace"))
         say(f"dev.py: FAILED after {seconds:.0f} s with exit code {code}: {' '.join(command)}")
         sys.exit(code if code > 0 else 128 - code)
     say(f"  took {seconds:.1f} s")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Formatting, lint and types of everything; changes nothing. Needs `pip install -e '.[lint]'`.
+# Formatting, lint and types of everything; changes nothing. Needs what pyproject.toml lists as the group lint.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -8,3 +8,4 @@ echo "clang-format: $(find csrc -name '*.cc' -o -name '*.h' | wc -l) files as th
 ruff check .
 ruff format --check .
 mypy
+lint-imports --no-logo --no-cache

@@ -34,3 +34,44 @@ def small_trace(**changes: Any) -> dict[str, Any]:
         ],
         **changes,
     }
+
+
+def _entry(action: str, addr: int, size: int, stream: int = 7) -> dict[str, Any]:
+    return {"action": action, "addr": addr, "size": size, "stream": stream}
+
+
+# As torch.cuda.memory._dump_snapshot() pickles it: a graph pool, and eager memory.
+SNAPSHOT: dict[str, Any] = {
+    "segments": [
+        {
+            "device": 0,
+            "address": 1 << 30,
+            "total_size": 20 << 20,
+            "stream": 7,
+            "segment_pool_id": (0, 3),
+            "blocks": [
+                {"address": (1 << 30) + 512, "size": 1024, "state": "active_allocated"},
+                {"address": (1 << 30) + (4 << 20), "size": 3 << 20, "state": "active_allocated"},
+                {"address": (1 << 30) + (8 << 20), "size": 12 << 20, "state": "inactive"},
+            ],
+        },
+        {
+            "device": 0,
+            "address": 1 << 20,
+            "total_size": 2 << 20,
+            "stream": 0,
+            "segment_pool_id": (0, 0),
+            "blocks": [],
+        },
+    ],
+    "device_traces": [
+        [
+            _entry("alloc", 1 << 20, 4096),
+            _entry("alloc", 1 << 30, 512),
+            _entry("free_requested", 1 << 30, 512),
+            _entry("free_completed", 1 << 30, 512),
+            _entry("alloc", (1 << 30) + (4 << 20), 3 << 20, 8),
+            _entry("segment_alloc", 1 << 30, 20 << 20),
+        ]
+    ],
+}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from entry_points import environment
 from small_trace import TRACES, WriteTrace
 from validate_placements import validate
 
 from cudagraph_pool import _core
-from cudagraph_pool.cli import commands
-from cudagraph_pool.cli.main import main
+from cudagraph_pool.cli import traces
+from cudagraph_pool.cli.main import main, parser
 
 SEED = next(path for path in TRACES if path.name.startswith("seed"))
 MLP = next(path for path in TRACES if path.name.startswith("mlp"))
@@ -32,22 +35,23 @@ def refused(capsys: Capture, *arguments: str | Path) -> str:
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("cudagraph-pool: ")
-    assert err.count("\n") == 1
     assert err.endswith("\n")
+    assert err.count("\n") == 1
     return err
+
+
+def command(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    started = [sys.executable, "-P", "-m", "cudagraph_pool", *arguments]
+    return subprocess.run(started, capture_output=True, text=True, **options)
 
 
 def test_table(capsys: Capture) -> None:
     assert call("replay", SEED, MLP) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    about, head, rule, *rows = out.splitlines()
+    head, _, *rows, about = out.splitlines()
+    assert head.split() == "trace graphs order minimum reserved ratio stock seconds".split()
     assert about.endswith("in MiB")
-    assert head.split() == [
-        *("trace", "graphs", "order", "minimum", "reserved", "ratio", "stock", "seconds"),
-    ]
-    assert set(rule) == {"-", " "}
-    assert len({len(line) for line in (head, rule, *rows)}) == 1
     assert [row.split()[:4] for row in rows] == [
         ["seed_asc", "128", "recorded", "4"],
         ["mlp_asc", "128", "recorded", "146"],
@@ -56,83 +60,85 @@ def test_table(capsys: Capture) -> None:
 
 def test_json_is_one_object_a_trace(capsys: Capture) -> None:
     assert call("replay", "--json", SEED, MLP, "--order", "desc") == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    objects = [json.loads(line) for line in out.splitlines()]
-    assert [result["name"] for result in objects] == ["seed_asc", "mlp_asc"]
-    assert [result["order"] for result in objects] == ["desc", "desc"]
+    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(found["name"], found["order"]) for found in objects] == [
+        ("seed_asc", "desc"),
+        ("mlp_asc", "desc"),
+    ]
+    assert [found["stock_reserved_bytes"] for found in objects] == [None, None]
 
 
 def test_seeds_shuffle_differently_and_repeat(capsys: Capture) -> None:
-    def shuffled(*seed: str) -> dict[str, object]:
+    def shuffled(*seed: str) -> str:
         assert call("replay", "--json", MLP, "--order", "shuffled", *seed) == 0
-        result: dict[str, object] = json.loads(capsys.readouterr().out)
-        del result["seconds"]
-        return result
+        return str({**json.loads(capsys.readouterr().out), "seconds": 0})
 
     assert shuffled("--seed", "5") == shuffled("--seed", "5")
     assert shuffled() == shuffled("--seed", "0")
-    assert len({json.dumps(shuffled("--seed", str(seed))) for seed in range(4)}) > 1
+    assert len({shuffled("--seed", str(seed)) for seed in range(4)}) > 1
 
 
 def test_placements_file(capsys: Capture, tmp_path: Path) -> None:
     path = tmp_path / "placements.jsonl"
-    assert call("replay", "--json", MLP, "--order", "desc", "--placements", path) == 0
-    result = json.loads(capsys.readouterr().out)
+    assert call("replay", "--json", MLP, "--placements", path) == 0
     with path.open() as file:
-        assert validate(file).reserved_bytes == result["reserved_bytes"]
+        reserved = validate(file).reserved_bytes
+    assert reserved == json.loads(capsys.readouterr().out)["reserved_bytes"]
 
 
-@pytest.mark.parametrize("options", [[], ["--json"], ["--order", "desc"]])
-def test_bad_trace_is_one_line_and_leaves_everything(
-    capsys: Capture, tmp_path: Path, options: list[str]
+# {trace} is one, {folder} one that is empty, {none} a file in none.
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("replay {trace} --seed 1", "--seed is for --order shuffled"),
+        ("replay - -", "standard input can be read once"),
+        ("replay {trace} {trace} --placements x", "--placements takes one trace, not 2"),
+        ("replay {trace} --placements {trace}", "it is the trace itself"),
+        ("replay {trace} --placements {folder}", "cannot be written: Is a directory"),
+        ("replay {trace} --placements {none}", "cannot be written: No such file"),
+        ("replay {trace} --placements /dev/full", "cannot be written: No space left"),
+        ("replay {trace} --placements -", "--placements names a file, and - is none"),
+        ("report {trace} --html ", "--html is empty"),
+        ("report {trace} --html -", "/dev/stdout is standard output"),
+        ("report {trace} --html {trace}", "it is the trace itself"),
+        ("report {folder}", "cannot be read: Is a directory"),
+        ("plot {trace} -o map.gif", "-o 'map.gif' must end in one of .png, .svg, .pdf"),
+        ("footprint models", "'models' is not MODULE:FUNCTION"),
+        ("footprint m:f --json .", ".: no file can be written there"),
+        ("footprint m:f --picture none/a.png", "none/a.png: no file can be written there"),
+        ("footprint m:f --picture a.jpg", "--picture a.jpg must end in one of .png, .svg, .pdf"),
+        ("record -o  program.py", "-o is empty, but names a folder"),
+    ],
+)
+def test_what_is_refused(
+    capsys: Capture, write_trace: WriteTrace, tmp_path: Path, arguments: str, said: str
 ) -> None:
-    bad = tmp_path / "bad.json"
-    bad.write_text(
-        '{"name": "x", "stock": {"reserved": 1}, "graphs": [{"key": 1, "events": [[-1, 3]]}]}'
-    )
-    err = refused(capsys, "replay", SEED, bad, MLP, *options)
-    assert err == (
-        f"cudagraph-pool: {bad}: graphs[0].events[0]: block 3 is freed, but was never allocated\n"
-    )
-    kept = tmp_path / "kept"
+    trace, folder = write_trace(), tmp_path / "folder"
+    folder.mkdir()
+    before = trace.read_bytes()
+    names = {"trace": trace, "folder": folder, "none": tmp_path / "none" / "file"}
+    assert said in refused(capsys, *(word.format(**names) for word in arguments.split(" ")))
+    assert (trace.read_bytes(), list(folder.iterdir())) == (before, [])
+
+
+def test_a_bad_trace_leaves_everything(capsys: Capture, write_trace: WriteTrace) -> None:
+    bad = write_trace(graphs=[{"key": 1, "events": [[-1, 3]]}])
+    kept = bad.with_name("kept")
     kept.write_text("as it was")
-    refused(capsys, "replay", bad, *options, "--placements", kept)
+    err = refused(capsys, "replay", bad, "--placements", kept)
+    place = "graphs[0].events[0]: block 3 is freed, but was never allocated"
+    assert err == f"cudagraph-pool: {bad}: {place}\n"
     assert kept.read_text() == "as it was"
-
-
-def test_placements_of_several_traces_are_refused(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "placements"
-    err = refused(capsys, "replay", SEED, MLP, "--placements", path)
-    assert "--placements takes one trace, not 2" in err
-    assert not path.exists()
-
-
-def test_placements_never_overwrite_the_trace(capsys: Capture, write_trace: WriteTrace) -> None:
-    path = write_trace()
-    before = path.read_bytes()
-    assert "the trace itself" in refused(capsys, "replay", path, "--placements", path)
-    assert path.read_bytes() == before
-
-
-def test_placements_that_cannot_be_written(capsys: Capture, tmp_path: Path) -> None:
-    assert "cannot be written" in refused(capsys, "replay", SEED, "--placements", tmp_path)
-    missing = tmp_path / "none" / "file"
-    assert "No such file" in refused(capsys, "replay", SEED, "--placements", missing)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_placements_on_a_full_disk(capsys: Capture) -> None:
-    assert "No space left" in refused(capsys, "replay", MLP, "--placements", "/dev/full")
-
-
-def test_seed_without_shuffling_is_refused(capsys: Capture) -> None:
-    assert "--seed is for --order shuffled" in refused(capsys, "replay", SEED, "--seed", "1")
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["replay"], ["replay", "x", "--order", "up"], ["replay", "x", "--seed", "a"], ["fly"]],
+    [
+        *(["replay"], ["replay", "x", "--order", "up"], ["replay", "x", "--seed", "a"], ["fly"]),
+        *(["replay", "--unknown", "x"], ["plot", "a", "b", "-o", "p.png"], ["info", "x"]),
+        *(["run"], ["run", "-m"], ["run", "--reports", "x"], ["run", "--share-captures=1", "x"]),
+        *(["footprint", "a:b", "--ways", "eager,graphs"], ["demo", "x"]),
+    ],
 )
 def test_wrong_arguments(capsys: Capture, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
@@ -140,110 +146,74 @@ def test_wrong_arguments(capsys: Capture, arguments: list[str]) -> None:
     assert caught.value.code == 2
     out, err = capsys.readouterr()
     assert out == ""
+    known = "" if arguments[0] == "fly" else f" {arguments[0]}"
+    assert err.startswith(f"usage: cudagraph-pool{known} ")
     assert "error: " in err
 
 
-@pytest.mark.parametrize(
-    "arguments", [["replay", "--unknown", "x"], ["plot", "a", "b", "-o", "p.png"], ["info", "x"]]
-)
-def test_usage_is_the_commands_own(capsys: Capture, arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"usage: cudagraph-pool {arguments[0]} ")
-    assert f"cudagraph-pool {arguments[0]}: error: unrecognized arguments: " in err
+def test_alone_it_prints_its_help(capsys: Capture) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    for name in ("demo", "footprint", "replay", "run", "record", "report", "plot", "info"):
+        (line,) = (line for line in out.splitlines() if line.split()[:1] == [name])
+        assert len(line.split()) > 2, "its help stands beside it"
 
 
-@pytest.mark.parametrize(("command", "option"), [("replay", "--placements"), ("report", "--html")])
-@pytest.mark.parametrize(("name", "said"), [("", "is empty"), ("-", "/dev/stdout")])
-def test_names_that_are_no_file(
-    capsys: Capture, command: str, option: str, name: str, said: str
-) -> None:
-    err = refused(capsys, command, SEED, option, name)
-    assert option in err
-    assert said in err
-
-
-def test_failure_in_the_core_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise _core.OutOfMemoryError("out of memory:\n2 of 1 pages")
-
-    monkeypatch.setattr(commands, "replay", fail)
-    assert call("replay", SEED) == 1
-    err = capsys.readouterr().err
-    assert err == f"cudagraph-pool: {SEED}: the replay failed: out of memory: 2 of 1 pages\n"
+def test_each_command_says_what_it_does_and_how_it_is_called(capsys: Capture) -> None:
+    for name in ("footprint", "replay", "run", "record", "report", "plot"):
+        with pytest.raises(SystemExit):
+            parser().parse_args([name, "--help"])
+        assert f"For instance: cudagraph-pool {name} " in capsys.readouterr().out
 
 
 def test_version(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
-    assert caught.value.code == 0
-    assert capsys.readouterr().out.strip() == _core.__version__
+    assert (caught.value.code, capsys.readouterr().out.strip()) == (0, _core.__version__)
 
 
-def test_help_names_every_command(capsys: Capture) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    out = capsys.readouterr().out
-    for command in ("demo", "footprint", "replay", "run", "record", "report", "plot", "info"):
-        assert command in out
+def test_failure_and_interrupt_are_one_line(
+    capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, code, said in (
+        (_core.OutOfMemoryError("a:\n2 pages"), 1, f"{SEED}: the replay failed: a: 2 pages"),
+        (KeyboardInterrupt(), 130, "stopped"),
+    ):
+
+        def fail(*_: object, error: BaseException = error) -> None:
+            raise error
+
+        monkeypatch.setattr(traces, "replay", fail)
+        assert call("replay", SEED) == code
+        assert capsys.readouterr().err == f"cudagraph-pool: {said}\n"
 
 
-def test_demo_gets_its_own_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cudagraph_pool.tools import demo
-
-    monkeypatch.setattr(demo, "main", lambda argv: 7 if argv == ["--any", "x"] else 0)
-    assert call("demo", "--any", "x") == 7
-
-
-def test_module_runs_as_the_command() -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "cudagraph_pool", "replay", "--json", str(SEED)],
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert json.loads(done.stdout)["name"] == "seed_asc"
-
-
-def test_what_stock_took_is_of_the_recorded_order(capsys: Capture) -> None:
-    for order, stock in (("recorded", "1,326"), ("desc", "-")):
-        assert call("replay", MLP, "--order", order) == 0
-        assert capsys.readouterr().out.splitlines()[-1].split()[6] == stock
-
-
-def test_standard_input(capsys: Capture) -> None:
+def test_standard_input() -> None:
     with MLP.open() as file:
-        done = subprocess.run(
-            [sys.executable, "-P", "-m", "cudagraph_pool", "replay", "--json", "-"],
-            stdin=file,
-            capture_output=True,
-            text=True,
-        )
+        done = command("replay", "--json", "-", stdin=file)
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout)["name"] == "mlp_asc"
-    assert "once" in refused(capsys, "replay", "-", "-")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("words", "code", "said"),
     [
-        (f"replay '{SEED}' >/dev/full", 1, "[Errno 28] No space left on device"),
-        ("--version >/dev/full", 1, "[Errno 28] No space left on device"),
-        ("run --help >/dev/full", 1, "[Errno 28] No space left on device"),
-        ("info >&-", 1, "[Errno 9] Bad file descriptor"),
-        ("replay - <&-", 2, "-: file: cannot be read: Bad file descriptor"),
+        (f"replay '{SEED}' >/dev/full", 1, "standard output: No space left on device"),
+        ("run --help >/dev/full", 1, "standard output: No space left on device"),
+        ("info >&-", 1, "standard output: Bad file descriptor"),
+        ("replay - <&-", 2, "standard input: cannot be read: Bad file descriptor"),
+        ("replay - </dev/null", 2, "standard input: the file is empty"),
         ("replay none 2>&-", 2, None),
+        (f"replay --json '{SEED}' '{MLP}' | true", 0, None),
     ],
 )
 def test_streams_that_cannot_be_used(
-    command: str, code: int, said: str | None, unbuffered: str
+    words: str, code: int, said: str | None, unbuffered: str
 ) -> None:
     done = subprocess.run(
-        f"'{sys.executable}' -P -m cudagraph_pool {command}",
+        f"'{sys.executable}' -P -m cudagraph_pool {words}",
         shell=True,
         capture_output=True,
         text=True,
@@ -253,53 +223,49 @@ def test_streams_that_cannot_be_used(
     assert done.stderr == (f"cudagraph-pool: {said}\n" if said else "")
 
 
-def test_interrupt_is_one_line(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(commands, "replay", interrupted)
-    assert call("replay", SEED) == 130
-    assert capsys.readouterr().err == "cudagraph-pool: stopped\n"
-
-
 def test_a_name_that_the_terminal_cannot_show(write_trace: WriteTrace) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "cudagraph_pool", "replay", write_trace(name="Übung")],
-        env=dict(os.environ, PYTHONIOENCODING="ascii"),
-        capture_output=True,
-        text=True,
-    )
+    ascii_only = dict(os.environ, PYTHONIOENCODING="ascii")
+    done = command("replay", write_trace(name="Übung"), env=ascii_only)
     assert (done.returncode, done.stderr) == (0, "")
     assert "\\xdcbung" in done.stdout
 
 
-def test_reader_that_goes_away_is_no_traceback() -> None:
-    command = f"'{sys.executable}' -P -m cudagraph_pool replay --json '{SEED}' '{MLP}' | true"
-    environ = dict(os.environ, PYTHONUNBUFFERED="1")
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environ)
-    assert done.stderr == ""
-
-
-def test_clone_that_was_installed_for_another_python() -> None:
-    """scripts/dev.py leaves extension modules in a clone that fit the system's Python too."""
-    program = (
-        "import sys; sys.modules['tqdm'] = None; from cudagraph_pool.cli.main import main; main()"
-    )
+@pytest.mark.parametrize(
+    ("program", "code", "said"),
+    [
+        # scripts/dev.py leaves extension modules in a clone that fit the system's Python too.
+        ("sys.modules['tqdm'] = None; sys.exit(main(['info']))", 1, "is not installed for"),
+        ("sys.modules['torch'] = None; sys.exit(main(['info']))", 0, ""),
+        ("sys.modules['torch'] = None; sys.exit(main(['replay', sys.argv[1]]))", 0, ""),
+        ("sys.modules['torch'] = None; sys.exit(main(['run', 'p.py']))", 2, "run needs torch, and"),
+        ("sys.modules['torch'] = None; sys.exit(main(['record', 'p.py']))", 2, "record needs"),
+    ],
+)
+def test_what_is_not_installed(tmp_path: Path, program: str, code: int, said: str) -> None:
+    program = f"import sys; from cudagraph_pool.cli.main import main; {program}"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program, "info"], capture_output=True, text=True
+        [sys.executable, "-P", "-c", program, str(SEED)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(tmp_path),
     )
-    assert "is not installed for" in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert done.stderr.count("\n") == bool(said)
 
 
-def test_command_never_imports_torch() -> None:
-    program = (
-        "import sys\n"
-        "sys.modules['torch'] = None\n"  # an import of it would raise
-        "from cudagraph_pool.cli.main import main\n"
-        "sys.exit(main(['info']) or main(['replay', sys.argv[1]]))\n"
+def test_record_says_if_no_process_wrote_anything(tmp_path: Path) -> None:
+    """Nor imports torch. The program's arguments and exit code are its own."""
+    pytest.importorskip("torch")
+    (tmp_path / "program.py").write_text("import sys; print(*sys.argv[1:]); sys.exit(3)")
+    done = command(
+        *("record", "-o", "traces", "program.py", "-o", "x"),
+        cwd=tmp_path,
+        env=environment(tmp_path),
     )
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", program, str(SEED)], capture_output=True, text=True
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stdout) == (3, "-o x\n")
+    assert done.stderr.endswith(f"nothing was written to {tmp_path / 'traces'}\n")
+    (tmp_path / "program.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGTERM)")
+    done = command("record", "program.py", cwd=tmp_path, env=environment(tmp_path))
+    assert done.returncode == 128 + signal.SIGTERM

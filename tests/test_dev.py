@@ -37,7 +37,7 @@ def test_what_has_not_changed_is_not_built_again(
     python.parent.mkdir()
     commands: list[tuple[str, ...]] = []
     versions = [""]
-    monkeypatch.setattr(dev, "run", lambda *command: commands.append(command))
+    monkeypatch.setattr(dev, "run", lambda *command, is_quiet: commands.append(command))
     monkeypatch.setattr(dev, "has_gpu", lambda: False)
     monkeypatch.setattr(dev, "torch_of", lambda python: versions[-1])
     monkeypatch.setattr(dev, "succeeds", lambda *command, given="": True)
@@ -52,11 +52,27 @@ def test_what_has_not_changed_is_not_built_again(
     assert len(commands) == 3
 
 
-def test_failure_ends_in_one_line(dev: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_quiet_says_something_if_it_fails(
+    dev: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dev.run(sys.executable, "-c", "print('downloading')", is_quiet=True)
+    assert "downloading" not in capsys.readouterr().out.splitlines()
     with pytest.raises(SystemExit) as exit_info:
-        dev.run(sys.executable, "-c", "raise SystemExit(3)")
+        dev.run(
+            sys.executable, "-c", "print('no such package'); raise SystemExit(3)", is_quiet=True
+        )
     assert exit_info.value.code == 3
-    assert "FAILED" in capsys.readouterr().out.splitlines()[-1]
+    *_, said, last = filter(None, capsys.readouterr().out.splitlines())
+    assert said == "no such package"
+    assert "FAILED" in last
+
+
+def test_what_was_skipped_is_said_with_what_it_needs(dev: Any, tmp_path: Path) -> None:
+    skipped = "<testcase><skipped message='{}'/></testcase>"
+    messages = ["needs torch, of any kind", 'could not import "torch"', "needs a GPU", "else"]
+    report = tmp_path / "tests.xml"
+    report.write_text(f"<testsuite>{''.join(map(skipped.format, messages))}</testsuite>")
+    assert dev.skipped_tests(report) == "4 tests (2 need torch, 1 need GPU, 1 need something else)"
 
 
 def test_ctrl_c_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

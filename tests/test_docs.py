@@ -170,6 +170,7 @@ HERE = str(Path(sys.executable).parent)
 @pytest.mark.skipif(not shutil.which("cudagraph-pool", path=HERE), reason="there is no command")
 def test_commands_of_the_guide_run(tmp_path: Path) -> None:
     """With a program that uses no GPU, whichever way it is named."""
+    pytest.importorskip("torch")
     (shown,) = blocks(ROOT / "docs/guide.md", "bash")
     (tmp_path / "package").mkdir()
     for path in (tmp_path / "serve.py", tmp_path / "package/serve.py"):

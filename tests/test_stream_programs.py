@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import weakref
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -20,7 +18,6 @@ from stream_programs import (
     Op,
     Program,
     generate,
-    lines_of,
     rounded,
     sums_of,
     value_of,
@@ -53,17 +50,6 @@ def test_a_program_is_that_of_its_seed() -> None:
     # Figures of another machine or Python are of the same programs.
     program = generate(made, 0)
     assert (len(program.ops), program.peak_bytes()) == (2_022, 61_797_888)
-
-
-def test_programs_as_text_do_the_same() -> None:
-    program = generate(replace(DELAYED[0], operations=300), 0)
-    lines = Counter(line.split()[0] for line in lines_of(program))
-    kinds = Counter(op.kind for op in program.ops)
-    assert lines["graph"] == 1
-    assert lines["launch"] == program.nodes
-    for word, kind in (("alloc", Kind.ALLOC), ("use", Kind.RECORD), ("free", Kind.FREE)):
-        assert lines[word] == kinds[kind] > 0
-    assert lines["wait"] == kinds[Kind.WAIT] > 0
 
 
 @pytest.mark.parametrize("configuration", SMALL, ids=lambda made: f"{made.name}-d{made.delay:g}")
@@ -107,25 +93,6 @@ def test_programs_are_right(configuration: Configuration, seed: int) -> None:
     assert len(nodes) == program.nodes
 
 
-def test_programs_are_as_their_configuration_says() -> None:
-    made = Configuration(4, 20_000, 0.3, 0.1)
-    program = generate(made, 0)
-    kinds = Counter(op.kind for op in program.ops)
-    assert 0.28 < kinds[Kind.ALLOC] / 20_000 < 0.32
-    assert 0.09 < kinds[Kind.FREE] / 20_000 < 0.11
-    assert 0.09 < (kinds[Kind.WAIT] - 6) / 20_000 < 0.11
-    assert kinds[Kind.READ] + kinds[Kind.PLAIN] == 20_000
-    assert kinds[Kind.DELAY] == 0
-    assert program.nodes == 20_000 + kinds[Kind.ALLOC] + 4
-    sizes = sorted(4 * elements for elements in program.elements)
-    assert sizes[0] >= made.smallest - 4
-    assert sizes[-1] <= made.largest + 4
-    assert 600 << 10 < sizes[len(sizes) // 2] < 900 << 10  # between both, by logarithm
-    foreign = sum(op.kind == Kind.RECORD for op in program.ops)
-    assert foreign > 0.5 * kinds[Kind.READ]
-    assert len({value_of(tensor) for tensor in range(len(sizes))}) == len(sizes)
-
-
 def test_peak_and_sums_of_a_program_by_hand() -> None:
     ops = (
         Op(Kind.START, 0, -1, -1),
@@ -160,14 +127,6 @@ def test_the_oracle(scenario: Scenario) -> None:
     shared = {**apart, last: [(first, 256, 512), (last, 0, 3584)]}
     allowed = scenario.is_shared or scenario.is_stricter
     assert taken_too_early(program, shared) == ([] if allowed else [(first, last)])
-
-
-def test_the_oracle_sees_live_tensors_that_share() -> None:
-    program = generate(SMALL[3], 0)
-    apart = {tensor: [(tensor, 0, 512)] for tensor in range(len(program.elements))}
-    assert taken_too_early(program, apart) == []
-    at_once = {tensor: [(0, 0, 512)] for tensor in range(len(program.elements))}
-    assert (0, 1) in taken_too_early(program, at_once)
 
 
 class FakeStream:
@@ -229,16 +188,6 @@ def test_runs_make_the_sums_that_the_program_says(
         assert any(bool(sums.any()) for sums in work.outputs(key))
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_runs_of_scenarios_make_the_sums(scenario: Scenario, on_the_cpu: list[FakeStream]) -> None:
-    import torch
-    from _stream_work import StreamPrograms
-
-    small = replace(scenario, sizes_mib=(1,) * len(scenario.sizes_mib))
-    work = StreamPrograms(torch.device("cpu"), [small.program()])
-    assert wrong_sums(work, 0) == 0
-
-
 def test_memory_that_is_given_out_too_early_makes_wrong_sums(programs: Make) -> None:
     """Once, of hundreds of allocations, one gets memory of another that is still to be read."""
     import torch
@@ -264,59 +213,3 @@ def test_a_run_that_does_nothing_makes_wrong_sums(programs: Make) -> None:
     work = programs(SMALL[0])
     work.clear(0)
     assert all(bool((a != b).any()) for a, b in zip(work.outputs(0), work.expected(0), strict=True))
-
-
-def test_runs_do_what_the_program_says(
-    programs: Make, on_the_cpu: list[FakeStream], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each wait, allocation, record, delay and free, on its stream and in its order."""
-    import torch
-
-    work = programs(replace(SMALL[-1], delay=0.5))
-    streams = [on_the_cpu[0], *work._side]
-    said: list[tuple[Kind, int, int, int]] = []
-    made: list[weakref.ref[Tensor]] = []
-    live: list[int] = []
-
-    def current() -> int:
-        return streams.index(on_the_cpu[0])
-
-    def note_wait(stream: FakeStream, other: FakeStream) -> None:
-        said.append((Kind.WAIT, streams.index(stream), -1, streams.index(other)))
-
-    def note_record(tensor: Tensor, stream: FakeStream) -> None:
-        number = next(i for i, of in enumerate(made) if of() is tensor)
-        said.append((Kind.RECORD, streams.index(stream), number, -1))
-
-    def allocate(elements: int) -> Tensor:
-        live.append(sum(of() is not None for of in made))
-        tensor = work.empty(elements)
-        assert elements == work.program(0).elements[len(made)]
-        said.append((Kind.ALLOC, current(), len(made), -1))
-        made.append(weakref.ref(tensor))
-        return tensor
-
-    monkeypatch.setattr(FakeStream, "wait_stream", note_wait)
-    monkeypatch.setattr(torch.Tensor, "record_stream", note_record)
-    monkeypatch.setattr(
-        torch.cuda, "_sleep", lambda cycles: said.append((Kind.DELAY, current(), -1, cycles))
-    )
-    work.allocate = allocate
-    work.step(0)
-    ops = work.program(0).ops
-    assert said == [op for op in ops if op.kind in {kind for kind, *_ in said}]
-    assert len({kind for kind, *_ in said}) == 4
-    expected = []
-    count = 0
-    for op in ops:
-        if op.kind == Kind.ALLOC:
-            expected.append(count)
-        count += (op.kind == Kind.ALLOC) - (op.kind == Kind.FREE)
-    assert live == expected
-
-
-def test_streams_of_a_program_must_differ(programs: Make, on_the_cpu: list[FakeStream]) -> None:
-    work = programs(SMALL[0])
-    on_the_cpu[0] = work._side[0]
-    with pytest.raises(RuntimeError, match="two streams of a program are one"):
-        work.step(0)

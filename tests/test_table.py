@@ -1,43 +1,47 @@
-"""Tables fit 80 columns, and lose nothing by it."""
+"""Tables: by rich where it is installed, else plain; both lose nothing."""
 
 from __future__ import annotations
 
-from cudagraph_pool._table import format_table
+import sys
+
+import pytest
+
+from cudagraph_pool._table import format_table, mib
 
 
-def widths(table: str) -> int:
-    return max(map(len, table.splitlines()))
+@pytest.fixture(params=["rich", "plain"])
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    kind = str(request.param)
+    monkeypatch.setenv("COLUMNS", "60")
+    if kind == "rich":
+        pytest.importorskip("rich")
+    else:
+        for name in [name for name in sys.modules if name.split(".")[0] == "rich"]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, "rich.box", None)
+    return kind
 
 
-def test_narrow_tables_are_as_wide_as_their_cells() -> None:
-    assert format_table([["name", "n"], ["a", "10"], ["bcd ef", "1"]]) == (
-        "name     n\n------  --\na       10\nbcd ef   1"
-    )
-
-
-def test_words_are_folded_first() -> None:
-    words = " ".join(["word"] * 30)
-    table = format_table([["name", "n"], [words, "1"], ["a", "2"]])
-    assert widths(table) <= 80
-    assert table.split().count("word") == 30
-    assert [line.split()[-1] for line in table.splitlines()].count("1") == 1
-    assert len(table.splitlines()) == 2 + 2 + 1
-
-
-def test_then_columns_with_the_words_repeated() -> None:
-    head = ["name", *(f"number_{n:02}" for n in range(20))]
-    table = format_table([head, ["row", *map(str, range(100, 120))]])
-    assert widths(table) <= 80
-    parts = table.split("\n\n")
-    assert len(parts) > 2
-    assert all(part.splitlines()[2].split()[0] == "row" for part in parts)
-    assert [cell for part in parts for cell in part.splitlines()[0].split()[1:]] == head[1:]
-    assert [cell for part in parts for cell in part.splitlines()[2].split()[1:]] == [
-        str(n) for n in range(100, 120)
+def test_cells_stand_in_columns(kind: str) -> None:
+    head, rule, *rows = format_table([["name", "n"], ["[b]", "10"], ["bcd ef", "1"]]).splitlines()
+    assert set(rule) == {"-", " "}
+    assert [head.split(), *(row.split() for row in rows)] == [
+        *(["name", "n"], ["[b]", "10"], ["bcd", "ef", "1"])
     ]
+    assert len({len(head), len(rule), *map(len, rows)}) == 1, "numbers end where the head does"
 
 
-def test_a_long_name_without_spaces_is_folded_too() -> None:
-    table = format_table([["trace", "a"], ["x" * 200, "1"]])
-    assert widths(table) <= 80
-    assert table.count("x") == 200
+def test_a_terminal_that_is_too_narrow(kind: str) -> None:
+    words, number = " ".join(["word"] * 30), "1,000,000"
+    table = format_table([["name", *"abc"], [words, *[number] * 3], ["日本", *"123"]])
+    assert table.split().count("word") == 30
+    assert table.split().count(number) == 3, "numbers are not folded"
+    if kind == "rich":
+        assert max(map(len, table.splitlines())) <= 60
+    wide = format_table([["name", *"abc"], [words, *[number] * 3]], width=1000)
+    assert len(wide.splitlines()) == 3
+
+
+def test_sizes() -> None:
+    sizes = (0, 1 << 19, 3 << 19, 10 << 20, (10 << 20) + 1, 7 << 30)
+    assert [mib(size) for size in sizes] == ["0", "0.5", "1.5", "10", "10", "7,168"]

@@ -1,4 +1,4 @@
-"""Errors of the command: an exit code and one line."""
+"""How a command ends that cannot do what it was asked for: by an exit code and one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,19 @@ FAILED = 1
 BAD_INPUT = 2
 
 
+class CommandError(Exception):
+    """Ends a command with this message and exit code."""
+
+    def __init__(self, message: str, code: int = BAD_INPUT) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 def refuse(message: str, code: int = BAD_INPUT) -> int:
     """One line on stderr, whatever the message holds."""
     print("cudagraph-pool:", " ".join(message.split()), file=sys.stderr)
     return code
+
+
+def cannot_write(name: object, error: OSError) -> CommandError:
+    return CommandError(f"{name}: cannot be written: {error.strerror or error}")

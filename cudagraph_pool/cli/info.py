@@ -6,10 +6,13 @@ answer is the same whether the adapter could be built or not.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -18,9 +21,9 @@ from typing import Any, Final
 
 from .. import _core
 from .._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
-from ..integration.environment import VARIABLE
+from ..integration.environment import VARIABLE, asks
 from ..integration.request import parse
-from . import run
+from .run import problem
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 # CUdevice_attribute: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -47,6 +50,26 @@ class Driver:
     cuda_version: str | None
     gpus: list[Gpu]
     problem: str | None
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Says what is installed, what this machine can do, and whether the pool is enabled. "
+        "No CUDA context is made."
+    )
+    parser.set_defaults(function=_info)
+
+
+def _info(options: argparse.Namespace) -> int:
+    pairs = lines()
+    width = max(len(label) for label, _ in pairs) + 2
+    columns = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(columns, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * width
+    for label, text in pairs:
+        wrapper.initial_indent = f"{label:<{width}}"
+        print(wrapper.fill(text))
+    return 0
 
 
 def probe_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
@@ -132,7 +155,7 @@ def lines() -> list[tuple[str, str]]:
     if not driver.gpus:
         report.append(("GPUs", "none: replay and demo run on the host driver"))
     request = os.environ.get(VARIABLE, "")
-    is_set = request not in ("", "0")
+    is_set = asks(request)
     problem = _problem(request) if is_set else None
     report.append((VARIABLE, problem or request or "not set"))
     report.append(("enabled", _enabled(is_set and problem is None)))
@@ -153,7 +176,7 @@ def _problem(request: str) -> str | None:
         parse(request)
     except ValueError as error:
         return str(error)
-    return run.problem(VARIABLE)
+    return problem(VARIABLE)
 
 
 def _enabled(is_asked_for: bool) -> str:

@@ -1,23 +1,25 @@
-"""``cudagraph-pool run``: a program with the package enabled, unedited.
+"""``cudagraph-pool run`` and ``record``: a program that stays as it is.
 
-The interpreter is replaced by one that runs the program, which inherits ``CUDAGRAPH_POOL`` as do
-all that it starts. So nothing differs from ``python PROGRAM`` (arguments, ``sys.path``,
-``__main__``, exit code, signals), and one mechanism serves every process.
+It runs as with ``python PROGRAM``: arguments, ``sys.path``, ``__main__``, exit code, signals. It
+and all that it starts inherit an environment variable, which tells each process what to do.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
+import signal
+import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+import tempfile
 from importlib import metadata
-from typing import Any, Final, NoReturn
+from pathlib import Path
+from typing import Final
 
-from ..integration.environment import PROGRAM, VARIABLE
-from ..integration.request import REPORT, options, unparse
-from .errors import refuse
+from ..integration.environment import AUTOLOAD, PROGRAM, RECORD, VARIABLE
+from ..integration.request import REPORT, options_of_enable, unparse
+from .errors import CommandError
 
 _HELP: Final = {
     "share_captures": "let all captures that name no pool share one for each device (default: no)",
@@ -27,64 +29,114 @@ _HELP: Final = {
 }
 
 
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="cudagraph-pool run",
-        usage="%(prog)s [options] PROGRAM ...\n       %(prog)s [options] -m MODULE ...",
-        description="Runs a Python program with the pool enabled from its first use of CUDA, and "
-        f"all Python programs that it starts. {VARIABLE} in the environment does the same.",
+def add_run(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [options] PROGRAM ...\n       %(prog)s [options] -m MODULE ..."
+    parser.description = (
+        "Runs a Python program with the pool enabled from its first use of CUDA, and all Python "
+        f"programs that it starts. {VARIABLE} in the environment does the same."
     )
-    for name in options():
-        if name != REPORT:
-            parser.add_argument(
-                f"--{name.replace('_', '-')}",
-                action=argparse.BooleanOptionalAction,
-                default=argparse.SUPPRESS,
-                help=_HELP[name],
-            )
+    parser.epilog = "For instance: cudagraph-pool run --report serve.py --port 8000"
+    for name in options_of_enable():
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            action=argparse.BooleanOptionalAction,
+            default=argparse.SUPPRESS,
+            help=_HELP[name],
+        )
     parser.add_argument(
         f"--{REPORT}",
         action="store_true",
         default=argparse.SUPPRESS,
         help="each process that used CUDA says at its end what it captured and what that took",
     )
-    program = parse_program(parser, argv)
-    refusal = problem("run")
-    if refusal is not None:
-        return refuse(refusal)
-    if REPORT in program.options:
-        os.environ[PROGRAM] = str(os.getpid())
-    return program.run(VARIABLE, unparse(program.options))
+    _add_program(parser)
+    parser.set_defaults(function=_run)
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """What is to run, and the options before it."""
+def add_record(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [-o FOLDER] PROGRAM ...\n       %(prog)s [-o FOLDER] -m MODULE ..."
+    parser.description = (
+        "Runs a Python program on PyTorch's own allocator and writes what its CUDA graph captures "
+        "allocate: a trace of each pool, for report, plot and replay."
+    )
+    parser.epilog = "For instance: cudagraph-pool record -o traces train.py"
+    parser.add_argument(
+        *("-o", "--output"),
+        metavar="FOLDER",
+        default=".",
+        help="folder to write traces to (default: the current one)",
+    )
+    _add_program(parser)
+    parser.set_defaults(function=_record)
 
-    words: list[str]
-    options: dict[str, Any]
 
-    def run(self, variable: str, value: str) -> NoReturn:
-        """Becomes the program, with ``variable`` set."""
-        os.environ[variable] = value
-        sys.stdout.flush()
-        os.execv(sys.executable, [sys.executable, *self.words])
-
-
-def parse_program(parser: argparse.ArgumentParser, argv: Sequence[str]) -> Program:
-    """The parser has the options that come before a program."""
+def _add_program(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", action="store_true", dest="module", help="the program is a module")
     parser.add_argument(
         "program", nargs=argparse.PARSER, metavar="PROGRAM", help="and its arguments"
     )
-    options = vars(parser.parse_args(argv))
-    return Program(["-m"] * options.pop("module") + options.pop("program"), options)
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    return [sys.executable, *["-m"] * options.module, *options.program]
+
+
+def _run(options: argparse.Namespace) -> int:
+    """Becomes the program."""
+    _require("run")
+    chosen = {
+        name: value
+        for name, value in vars(options).items()
+        if name in (*options_of_enable(), REPORT)
+    }
+    if REPORT in chosen:
+        os.environ[PROGRAM] = str(os.getpid())
+    os.environ[VARIABLE] = unparse(chosen)
+    sys.stdout.flush()
+    os.execv(sys.executable, _command(options))
+
+
+def _record(options: argparse.Namespace) -> int:
+    """Stays the program's parent, to say so if no process of it wrote a trace."""
+    if not options.output:
+        raise CommandError("-o is empty, but names a folder")
+    _require("record")
+    folder = Path(options.output).absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        why = error.strerror or error
+        raise CommandError(f"{folder}: no trace can be written there: {why}") from None
+    environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+    before = _traces(folder)
+    with subprocess.Popen(_command(options), env={**environment, RECORD: str(folder)}) as program:
+        # A terminal sends its interrupt to the program, too.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *_: program.terminate())
+        code = program.wait()
+    if _traces(folder) == before:
+        missing = "no CUDA graph was captured in any process that imports torch"
+        print(f"cudagraph-pool record: {missing}: nothing was written to {folder}", file=sys.stderr)
+    return code if code >= 0 else 128 - code
+
+
+def _traces(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.glob("*.json.gz")}
 
 
 def problem(command: str) -> str | None:
     """Why torch would not call this package."""
-    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
-        return f"{command} needs torch's entry points: unset TORCH_DEVICE_BACKEND_AUTOLOAD"
+    if os.environ.get(AUTOLOAD, "1") != "1":
+        return f"{command} needs torch's entry points: unset {AUTOLOAD}"
     if not metadata.entry_points(group="torch.backends", name="cudagraph_pool"):
         return f"{command} needs cudagraph_pool to be installed: in a clone of it, pip install ."
+    if importlib.util.find_spec("torch") is None:
+        return f"{command} needs torch, and {sys.executable} has none"
     return None
+
+
+def _require(command: str) -> None:
+    refusal = problem(command)
+    if refusal is not None:
+        raise CommandError(refusal)

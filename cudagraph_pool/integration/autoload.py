@@ -8,7 +8,7 @@ so that it imports nothing before that is known.
 import os
 import sys
 
-from .environment import PROGRAM, RECORD, VARIABLE
+from .environment import PROGRAM, RECORD, VARIABLE, asks
 
 _arranged: set[str] = set()  # the loggers that will say so
 
@@ -67,7 +67,7 @@ def _arrange(logger: str) -> bool:
     processes that import torch for some reason never use CUDA.
     """
     request = os.environ.get(VARIABLE, "")
-    if request in ("", "0") or logger in _arranged:
+    if not asks(request) or logger in _arranged:
         return False
     _arranged.add(logger)
     from torch.cuda import _lazy_call

@@ -9,36 +9,41 @@ import os
 import sys
 from collections.abc import Mapping
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Final
 
 from .. import switch
 from .._adapter import load_adapter
 from .._table import mib
-from .environment import VARIABLE
+from .environment import OFF, ON, VARIABLE
 
 REPORT = "report"
 
 
-def options() -> list[str]:
-    """Those of :func:`cudagraph_pool.enable`, and whether to print a report at the end."""
-    return [*inspect.signature(switch.enable).parameters, REPORT]
+_WORDS: Final = {**dict.fromkeys(ON, True), **dict.fromkeys(OFF, False)}
+
+
+def options_of_enable() -> list[str]:
+    """The names of what :func:`cudagraph_pool.enable` can be told."""
+    return [*inspect.signature(switch.enable).parameters]
 
 
 def parse(request: str) -> dict[str, bool]:
     """Takes a value of the variable apart: ``1``, or ``NAME=1`` and ``NAME=0`` with commas between.
+    For 1 and 0 it may say ``true``, ``yes``, ``on`` and ``false``, ``no``, ``off``.
 
     Raises:
         ValueError: It is no such thing. The message lists the names.
     """
     chosen = {}
-    for part in [] if request == "1" else request.split(","):
+    names = [*options_of_enable(), REPORT]
+    for part in [] if _WORDS.get(request.lower()) else request.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in options() or value not in ("0", "1"):
+        if name not in names or value.lower() not in _WORDS:
             raise ValueError(
                 f"{part!r} is not understood: {VARIABLE} is 1, or a list as NAME=1,NAME=0 of "
-                + ", ".join(options())
+                + ", ".join(names)
             )
-        chosen[name] = value == "1"
+        chosen[name] = _WORDS[value.lower()]
     return chosen
 
 

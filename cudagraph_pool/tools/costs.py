@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._table import mib
 from .memory_map import MapOfReplay, MemoryMap
 from .replay import POOL, new_pools, run, stock_bytes
-from .stock import primed_bytes, reserved_bytes
+from .stock import growth, primed_bytes, reserved_bytes
 from .trace import (
     Graph,
     Order,
@@ -54,11 +55,15 @@ class PoolCost:
     """What a pool and its graphs take, in bytes.
 
     Attributes:
-        kind: Of the pool; of a trace, the order of its graphs.
+        kind: Of the pool; or ``"trace"``, or ``"snapshot"``.
+        order: Of a trace's graphs.
+        source: Of a trace: on what it was recorded, where it says so.
         minimum: What no allocator with stable addresses could do with less of.
-        apart: What the graphs would need at least if each had a pool of its own.
+        apart: What the graphs would need at least if each had a pool of its own; None where it is
+            not known which graph allocated what.
         stock: What PyTorch's own allocator took, or would take, where that is known.
-        expandable: The same with expandable segments.
+        stock_growth: What it held after each graph, where that is known.
+        expandable: The same as ``stock`` with expandable segments.
         primed: The same where one block comes first, of the best of three sizes.
         execs: How many executables the graphs share, where that is known.
         map: Where everything lay, where that is known.
@@ -69,12 +74,34 @@ class PoolCost:
     graphs: list[GraphCost]
     minimum: int
     reserved: int
-    apart: int
+    apart: int | None
     stock: int | None = None
+    stock_growth: list[int] | None = None
     expandable: int | None = None
     primed: int | None = None
     execs: int | None = None
     map: MemoryMap | None = None
+    order: str = ""
+    source: str = ""
+
+    @property
+    def saved(self) -> int | None:
+        """What the pool takes less than PyTorch's own allocator; negative if it takes more."""
+        return None if self.stock is None else self.stock - self.reserved
+
+    def headline(self) -> str:
+        """What all of it comes to, as a sentence."""
+        count = len(self.graphs)
+        graphs = f"{count:,} graph{'s' * (count != 1)}" if self.kind != "snapshot" else "its graphs"
+        text = f"{self.name}: {graphs} in {mib(self.reserved)} MiB"
+        if self.stock and self.saved and self.saved > 0:
+            times = f"{self.stock / self.reserved:.1f} times less"
+            return f"{text} instead of {mib(self.stock)} MiB: {mib(self.saved)} MiB saved, {times}"
+        if self.stock is not None:
+            return f"{text}, {mib(self.stock)} MiB with PyTorch's own allocator: nothing is saved"
+        if self.apart is not None and self.apart > self.reserved:
+            return f"{text}, where a pool for each would take {mib(self.apart)} MiB"
+        return text
 
 
 def of_trace(
@@ -90,20 +117,26 @@ def of_trace(
     taken = pools.captures(POOL)
     costs = list(map(GraphCost.of, map(_name, itertools.count(1), graphs), taken))
     stock, expandable, primed = stock_bytes(trace, graphs), None, None
+    held = [graph.stock_bytes for graph in graphs]
+    stock_growth = [size for size in held if size is not None] if all(held) else None
     if len({event.stream for graph in graphs for event in graph.events if event.bytes}) == 1:
-        stock = stock or reserved_bytes(graphs)
+        stock_growth = stock_growth or growth(graphs)
+        stock = stock or stock_growth[-1]
         expandable, primed = reserved_bytes(graphs, expandable=True), primed_bytes(graphs)
     return PoolCost(
         trace.name,
-        order,
+        "trace" if trace.is_marked else "snapshot",
         costs,
         minimum_bytes(graphs),
         pools.stats(POOL).reserved_bytes,
-        _apart(costs),
+        _apart(costs) if trace.is_marked else None,
         stock=stock,
+        stock_growth=stock_growth if trace.is_marked else None,
         expandable=expandable,
         primed=primed,
         map=watcher.map if watcher else None,
+        order=order,
+        source=trace.source,
     )
 
 

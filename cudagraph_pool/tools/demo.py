@@ -1,89 +1,55 @@
-"""``cudagraph-pool demo``: what N graphs cost on stock PyTorch, also for a careful user, and what
-they cost on the pool.
+"""``cudagraph-pool demo``: what N graphs cost on PyTorch's own allocator, and what on the pool.
 
-With a GPU it captures two workloads, each allocator in a process of its own. Without one it replays
-recorded captures through the same core on the host.
+With a GPU it captures a gated MLP, and ResNet-50 where there is torchvision, each allocator in a
+process of its own. Without one it replays captures of the same two that were recorded on a GPU.
 """
 
 from __future__ import annotations
 
-import argparse
-import gzip
+import hashlib
 import importlib.util
 import json
 import os
-import statistics
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from .._table import format_table
+from .._table import format_table, mib
 from ..integration.worker_process import ask
+from ..pools import GraphPool
+from ..switch import enable
+from .costs import PoolCost, of_trace
+from .snapshot import traces_of
+from .trace import read_trace
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _TRACES: Final = Path(__file__).parents[1] / "traces"
-# What the table calls them. The second and third are PyTorch's too, as a careful user has it.
-_ALLOCATORS: Final = {
-    "stock": "stock PyTorch",
-    "expandable": "expandable segments",
-    "primed": "primed pool",
-    "ours": "cudagraph_pool",
-}
-_ROUNDS: Final = 5
+_MODELS: Final = {"mlp_asc": "a gated MLP", "resnet50_asc": "ResNet-50"}
 _PASSES: Final = 10
 _WORKER_SECONDS: Final = 300
 
-_HEAD: Final = "captured graphs allocator reserved minimum ratio capture replay"
 
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """One line of the table; None where there is nothing to tell.
-
-    Times are of all graphs together.
-    """
-
-    workload: str
-    graphs: int
-    allocator: str
-    reserved_bytes: int
-    minimum_bytes: int
-    capture_seconds: float | None
-    replay_seconds: float | None
-    outputs: str
-
-    def cells(self) -> list[str]:
-        return [
-            self.workload,
-            str(self.graphs),
-            self.allocator,
-            f"{self.reserved_bytes / (1 << 20):.0f} MiB",
-            f"{self.minimum_bytes / (1 << 20):.0f} MiB",
-            f"{self.reserved_bytes / self.minimum_bytes:.3f}",
-            _milliseconds(self.capture_seconds, 0),
-            _milliseconds(self.replay_seconds, 2),
-        ]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def run(seed: int) -> int:
     """Runs the demo and returns its exit code: 0, or 1 if something failed or an output is
     wrong.
     """
-    parser = argparse.ArgumentParser(
-        prog="cudagraph-pool demo",
-        description="Captures a script and a transformer for many batch sizes, smallest first, on "
-        "stock PyTorch and on the pool. Without a GPU: replays recorded captures.",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed for random inputs (default: 0)")
-    parser.add_argument("--worker", choices=_ALLOCATORS, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.worker:
-        return _work(options.worker, options.seed)
     gpu = _gpu_name()
-    if gpu is None:
-        return _demo_from_traces()
-    return _demo_on_gpu(gpu, options.seed)
+    if gpu is not None:
+        return _on_gpu(gpu, seed)
+    costs = [of_trace(read_trace(_TRACES / f"{name}.json.gz")) for name in _MODELS]
+    _print_costs(dict(zip(_MODELS.values(), costs, strict=True)), [len(c.graphs) for c in costs])
+    print(
+        "\nThere is no GPU here: captures that were recorded on an H200 were replayed through the\n"
+        "pool's own code. What PyTorch's allocator takes is worked out by its rules."
+    )
+    _print_next()
+    return 0
 
 
 def _gpu_name() -> str | None:
@@ -94,163 +60,230 @@ def _gpu_name() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def _print_table(lines: Sequence[_Line]) -> None:
-    print(format_table([_HEAD.split(), *(line.cells() for line in lines)], (0, 2)))
-    print("minimum: the most that was allocated at once; no allocator can do with less")
-    print("primed pool: stock, where one block comes first, of the best of three sizes")
-    for line in lines:
-        if line.outputs:
-            print(f"{line.workload}, {line.allocator}: {line.outputs}")
-
-
-def _milliseconds(seconds: float | None, digits: int) -> str:
-    return "-" if seconds is None else f"{seconds * 1e3:.{digits}f} ms"
-
-
-# Without a GPU.
-
-
-def _demo_from_traces() -> int:
-    from .replay import replay
-    from .stock import primed_bytes, reserved_bytes
-    from .trace import read_trace
-
-    lines = []
-    for path in sorted(_TRACES.glob("*.json.gz")):
-        trace = read_trace(path)
-        result = replay(trace)
-        with gzip.open(path) as file:
-            recorded = json.load(file)["stock"].get("capture_s")
-        reserved = {
-            "stock": reserved_bytes(trace.graphs),
-            "expandable": reserved_bytes(trace.graphs, expandable=True),
-            "primed": primed_bytes(trace.graphs),
-            "ours": result["reserved_bytes"],
-        }
-        for name, size in reserved.items():
-            seconds = recorded if name == "stock" else None
-            common = trace.name, result["graphs"], _ALLOCATORS[name], size, result["minimum_bytes"]
-            lines.append(_Line(*common, seconds, None, ""))
-    _print_table(lines)
+def _print_costs(models: Mapping[str, PoolCost], counts: Sequence[int]) -> None:
+    head = ["model", "graphs", "PyTorch", "expandable", "primed", "cudagraph_pool", "minimum"]
+    rows = []
+    for (model, cost), count in zip(models.items(), counts, strict=True):
+        sizes = (cost.stock, cost.expandable, cost.primed, cost.reserved, cost.minimum)
+        cells = ["-" if size is None else mib(size) for size in sizes]
+        rows.append([model, str(count), *cells])
+    print("MiB for graphs of one model in one pool, one for each batch size, smallest first\n")
+    print(format_table([head, *rows]), end="\n\n")
+    for (model, cost), count in zip(models.items(), counts, strict=True):
+        stock = cost.stock or 0
+        print(
+            f"{count} graphs of {model}: PyTorch {mib(stock)} MiB, pool {mib(cost.reserved)} MiB: "
+            f"{stock / cost.reserved:.1f} times less"
+        )
     print(
-        "\nNo GPU here: the pool's core replayed recorded captures on the host; what PyTorch's\n"
-        "own allocator reserves is worked out by its rules, and its time is an H200's."
+        "minimum: so much is in use at once, and no allocator can do with less. expandable and\n"
+        "primed: PyTorch's own too, with expandable segments, or with one large block first."
     )
-    return 0
+
+
+def _print_next() -> None:
+    print(
+        "\nNext, of your own program: cudagraph-pool record -o traces train.py, then\n"
+        "cudagraph-pool report --html report.html traces/*"
+    )
 
 
 # With a GPU.
 
 
-def _demo_on_gpu(gpu: str, seed: int) -> int:
-    """Stock first: where its graphs differ from eager, the others' are compared with them."""
-    found: dict[str, list[dict[str, Any]]] = {}
-    for allocator in _ALLOCATORS:
-        answer = _run_worker(allocator, seed)
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A model that is captured for many sizes.
+
+    Attributes:
+        name: Of the recorded captures of the same.
+        given: The input of the largest size; the others are its first rows.
+        step: Rows that belong to one size.
+    """
+
+    name: str
+    model: Callable[[Tensor], Tensor]
+    given: Tensor
+    sizes: Sequence[int]
+    step: int
+
+    def input(self, size: int) -> Tensor:
+        return self.given[: size * self.step]
+
+
+def _works(device: torch.device) -> Iterator[_Work]:
+    import torch
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        given = torch.empty(2048, 4096, dtype=torch.bfloat16)
+        yield _Work("mlp_asc", _gated_mlp(), given, range(1, 129), 16)
+        if importlib.util.find_spec("torchvision") is not None:
+            from torchvision.models import resnet50
+
+            model = resnet50().half().eval()
+            images = torch.empty(64, 3, 224, 224, dtype=torch.float16)
+            yield _Work("resnet50_asc", model, images, range(1, 65), 1)
+
+
+def _gated_mlp(
+    layers: int = 4, hidden: int = 4096, wide: int = 11008
+) -> Callable[[Tensor], Tensor]:
+    import torch
+
+    def weights(outputs: int, inputs: int) -> Tensor:
+        return torch.randn(outputs, inputs, dtype=torch.bfloat16) * inputs**-0.5
+
+    parts = [
+        (weights(wide, hidden), weights(wide, hidden), weights(hidden, wide)) for _ in range(layers)
+    ]
+    linear, silu, norm = torch.nn.functional.linear, torch.nn.functional.silu, torch.rms_norm
+
+    def model(x: Tensor) -> Tensor:
+        for gate, up, down in parts:
+            x = x + linear(silu(linear(x, gate)) * linear(x, up), down)
+            x = norm(x, (hidden,))
+        return x
+
+    return model
+
+
+def _on_gpu(gpu: str, seed: int) -> int:
+    """Stock first: where its graphs differ from eager, ours are compared with them."""
+    found = {}
+    for allocator in ("stock", "ours"):
+        answer = _ask_worker(allocator, seed)
         if isinstance(answer, str):
             print(f"cudagraph-pool demo: {allocator}: {answer}", file=sys.stderr)
             return 1
         found[allocator] = answer
-    lines = []
-    good = True
-    for rows in zip(*found.values(), strict=True):
-        stock = rows[0]
-        for allocator, own in zip(found, rows, strict=True):
-            wrong, outputs = _judge(own["outputs"], None if own is stock else stock["outputs"])
-            good = good and not (wrong and allocator == "ours")
-            lines.append(
-                _Line(
-                    stock["workload"],
-                    stock["graphs"],
-                    _ALLOCATORS[allocator],
-                    own["reserved_bytes"],
-                    stock["minimum_bytes"],
-                    own["capture_seconds"],
-                    own["replay_seconds"],
-                    outputs,
-                )
-            )
-    print(
-        f"{gpu}: one graph for each batch size, smallest first, all in one pool; every graph "
-        "replayed on fresh inputs and compared bit for bit with eager.\n"
-    )
-    _print_table(lines)
-    return 0 if good else 1
+    costs, said, is_right = {}, [], True
+    for stock, ours in zip(found["stock"], found["ours"], strict=True):
+        model = _MODELS[stock["model"]]
+        costs[model] = PoolCost(
+            *(model, "GraphPool", [], stock["minimum"], ours["reserved"], None),
+            stock=stock["reserved"],
+            expandable=stock["expandable"],
+            primed=stock["primed"],
+        )
+        wrong, outputs = _judge(ours["outputs"], stock["outputs"])
+        is_right = is_right and not wrong
+        said.append(
+            f"{model}: captured in {ours['capture']:.2f} s (PyTorch {stock['capture']:.2f}), "
+            f"replayed in {ours['replay'] * 1e3:.1f} ms ({stock['replay'] * 1e3:.1f}); {outputs}"
+        )
+    counts = [len(row["outputs"]) for row in found["ours"]]
+    _print_costs(costs, counts)
+    print("", f"{gpu}; every graph was replayed on fresh inputs.", *said, sep="\n")
+    _print_next()
+    return 0 if is_right else 1
 
 
-def _judge(
-    own: dict[str, dict[str, Any]], stock: dict[str, dict[str, Any]] | None
-) -> tuple[int, str]:
-    """How many graphs are wrong, and the words for the table.
+def _judge(ours: Mapping[str, str], stock: Mapping[str, str]) -> tuple[int, str]:
+    """How many graphs are wrong, and the words for it.
 
-    A graph is right if its outputs equal eager's or, where those of stock's graph do not either,
-    stock's.
+    A graph is right if its outputs equal eager's or, where those of stock's graph do not, stock's.
     """
-    eager = sum(graph["equal"] for graph in own.values())
-    parts = [f"{eager} of {len(own)} equal eager"]
-    if stock is None:
-        return 0, parts[0]
-    like_stock = sum(
-        not graph["equal"] and not stock[key]["equal"] and graph["digest"] == stock[key]["digest"]
-        for key, graph in own.items()
-    )
-    wrong = len(own) - eager - like_stock
-    if like_stock:
-        parts.append(f"{like_stock} equal stock's graph, which differs")
-    if wrong:
-        parts.append(f"{wrong} WRONG")
+    equal = sum(not digest for digest in ours.values())
+    like_stock = sum(bool(digest) and digest == stock[size] for size, digest in ours.items())
+    wrong = len(ours) - equal - like_stock
+    parts = [f"outputs of {equal} of {len(ours)} graphs equal eager's bit for bit"]
+    parts += [f"{like_stock} equal those of PyTorch's graphs, which differ"] * bool(like_stock)
+    parts += [f"{wrong} are WRONG"] * bool(wrong)
     return wrong, ", ".join(parts)
 
 
-def _run_worker(allocator: str, seed: int) -> list[dict[str, Any]] | str:
-    """What one allocator did with each workload, or what went wrong."""
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-    }
-    if allocator == "expandable":
-        environment["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
-    module = ["cudagraph_pool.tools.demo", "--worker", allocator, "--seed", str(seed)]
+def _ask_worker(allocator: str, seed: int) -> list[dict[str, Any]] | str:
+    """What one allocator did with each model, or what went wrong."""
+    ignored = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    environment = {name: value for name, value in os.environ.items() if name not in ignored}
+    module = ["cudagraph_pool.tools.demo", allocator, str(seed)]
     answer: list[dict[str, Any]] | str = ask(module, environment, _WORKER_SECONDS)
     return answer
 
 
-def _work(allocator: str, seed: int) -> int:
-    """The worker process: measures both workloads under one allocator; its last line on stdout
-    is JSON.
+def _work(allocator: str, seed: str) -> None:
+    """The worker process; its last line on stdout is JSON."""
+    import torch
+
+    if allocator == "ours":
+        enable()
+    device = torch.device("cuda", torch.cuda.current_device())
+    print(json.dumps([_measure(work, allocator == "ours", int(seed)) for work in _works(device)]))
+
+
+def _measure(work: _Work, is_ours: bool, seed: int) -> dict[str, Any]:
+    """What one allocator does with one model. ``outputs``: of each graph whose outputs differ from
+    eager's their digest, else nothing.
     """
     import torch
 
-    from .measure import Captures
-    from .workloads import SeedScript, small_decode_step
+    with torch.no_grad():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):  # libraries load what they need at their first use
+            outputs = [work.model(work.input(size)).clone() for size in reversed(work.sizes)][::-1]
+        torch.cuda.synchronize()
 
-    device = torch.device("cuda", torch.cuda.current_device())
-    answer = []
-    for make in (SeedScript, small_decode_step):
-        captures = Captures(make, device, ours=allocator == "ours")
-        captures.warm_up()
-        keys = list(captures.workload.keys)
-        if allocator == "primed":
-            captures.prime(keys)
-        cost = captures.capture(keys)
-        replays = [captures.replay(_PASSES) for _ in range(_ROUNDS)]
-        compared = captures.compare(list(reversed(keys)), seed)
-        answer.append(
-            {
-                "workload": captures.workload.name,
-                "graphs": len(keys),
-                "reserved_bytes": cost.reserved_bytes,
-                "minimum_bytes": captures.minimum_bytes(keys) if allocator == "stock" else None,
-                "capture_seconds": cost.seconds,
-                "replay_seconds": statistics.median(replays),
-                "outputs": {key: asdict(comparison) for key, comparison in compared.items()},
-            }
-        )
-        captures.release()
-    print(json.dumps(answer))
-    return 0
+        def capture() -> tuple[Any, list[torch.cuda.CUDAGraph]]:
+            pool: Any = GraphPool() if is_ours else torch.cuda.graph_pool_handle()
+            graphs = []
+            for size, output in zip(work.sizes, outputs, strict=True):
+                graphs.append(torch.cuda.CUDAGraph())
+                with torch.cuda.graph(graphs[-1], pool=pool.id if is_ours else pool, stream=stream):
+                    output.copy_(work.model(work.input(size)))
+            return pool, graphs
+
+        start = time.perf_counter()
+        pool, graphs = capture()
+        result: dict[str, Any] = {"model": work.name, "capture": time.perf_counter() - start}
+        result["replay"] = _replay_seconds(graphs)
+        result["outputs"] = dict(_compare(work, graphs, outputs, seed))
+        if is_ours:
+            return result | {"reserved": pool.stats()["reserved_bytes"]}
+        del graphs
+        torch.cuda.empty_cache()
+        memory: Any = torch.cuda.memory
+        memory._record_memory_history("all", context=None, clear_history=True)
+        kept = capture()
+        (trace,) = traces_of(memory._snapshot())
+        memory._record_memory_history(None)
+        del kept
+    cost = of_trace(trace)
+    sizes = {"expandable": cost.expandable, "primed": cost.primed, "minimum": cost.minimum}
+    return result | sizes | {"reserved": trace.stock_reserved_bytes}
+
+
+def _replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph]) -> float:
+    """The device's time for one pass over all of them."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for passed in range(_PASSES + 1):
+        if passed == 1:  # the first pass is not timed: the device wakes up
+            start.record()
+        for graph in graphs:
+            graph.replay()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3 / _PASSES
+
+
+def _compare(
+    work: _Work, graphs: Sequence[torch.cuda.CUDAGraph], outputs: Sequence[Tensor], seed: int
+) -> Iterator[tuple[int, str]]:
+    import torch
+
+    for size, graph, output in zip(work.sizes, graphs, outputs, strict=True):
+        torch.manual_seed(seed * 1_000_003 + size)
+        work.input(size).normal_()
+        expected = work.model(work.input(size)).clone()
+        output.fill_(-77)  # a graph that does nothing is found out
+        graph.replay()
+        torch.cuda.synchronize()
+        is_equal = torch.equal(output.view(torch.int16), expected.view(torch.int16))
+        data = output.view(torch.int16).cpu().numpy().tobytes() if not is_equal else b""
+        yield size, hashlib.sha256(data).hexdigest() if data else ""
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    _work(*sys.argv[1:])

@@ -1,11 +1,10 @@
-"""``cudagraph-pool footprint``: what a model takes eagerly, compiled, and with CUDA graphs.
+"""What a model takes eagerly, compiled, and with CUDA graphs.
 
 Each way runs in a process of its own, on the same arguments.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import os
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._table import format_table, mib
-from ..cli.errors import refuse
 from ..integration.worker_process import ask
+from .plot import STYLE
 
 _MIB: Final = 1 << 20
 # As often as PyTorch's dashboard runs a model for its memory. The first runs compile, and record.
@@ -49,8 +48,6 @@ WAYS: Final[Mapping[str, Way]] = {
     "dynamic graphs, stock": Way({**_GRAPHS, "dynamic": True}, has_graphs=True),
     "dynamic graphs, ours": Way({**_GRAPHS, "dynamic": True}, has_graphs=True, ours=True),
 }
-# How the command line names them.
-_WORDS: Final = {way.replace(",", "").replace(" ", "_"): way for way in WAYS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,92 +78,6 @@ class Footprint:
 Found = Mapping[str, "Footprint | str"]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit code: 1 if a way failed, 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(
-        prog="cudagraph-pool footprint",
-        description="What a model takes eagerly, compiled, with CUDA graphs and with graphs of "
-        "dynamic shapes, these on PyTorch's own allocator and on the pool.",
-    )
-    parser.add_argument(
-        "function",
-        metavar="MODULE:FUNCTION",
-        help="returns a model, or any function of tensors, and the arguments of a call on the GPU: "
-        "a tuple, or a list of tuples for calls of several sizes",
-    )
-    parser.add_argument(
-        "--train", action="store_true", help="run backward passes too, of the mean of the output"
-    )
-    parser.add_argument(
-        "--ways",
-        metavar="WAY,...",
-        type=_ways,
-        default=list(WAYS),
-        help=f"some of these (default: all): {', '.join(_WORDS)}",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures in bytes")
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw them (needs matplotlib): png, svg, pdf"
-    )
-    parser.add_argument("--measure", choices=WAYS, help=argparse.SUPPRESS)
-    options = parser.parse_args(argv)
-    if options.measure is not None:
-        answer = sys.stdout
-        sys.stdout = sys.stderr  # whatever the model prints
-        make, measured = load(options.function), WAYS[options.measure]
-        print(json.dumps(asdict(measure(make, measured, options.train))), file=answer)
-        return 0
-    problem = _problem(options)
-    if problem is not None:
-        return refuse(problem)
-    for way in needing_kernels(options.ways):
-        print(f"compiling {way}", file=sys.stderr)
-        measure_apart(options.function, way, options.train)
-    found = {}
-    for way in options.ways:
-        print(f"running {way}", file=sys.stderr)
-        found[way] = measure_apart(options.function, way, options.train)
-    print(table(found))
-    if options.json is not None:
-        options.json.write_text(json.dumps(as_json(found), indent=1) + "\n")
-    if options.picture is not None:
-        draw({options.function: found}, options.picture)
-    return 1 if any(isinstance(footprint, str) for footprint in found.values()) else 0
-
-
-def _ways(text: str) -> list[str]:
-    try:
-        return [_WORDS[word] for word in text.split(",")]
-    except KeyError as error:
-        raise argparse.ArgumentTypeError(
-            f"{error} is none of {', '.join(_WORDS)}, with commas between"
-        ) from None
-
-
-def _problem(options: argparse.Namespace) -> str | None:
-    """What would fail only after minutes of measuring."""
-    import importlib.util
-
-    from .plot import FORMATS
-
-    module, _, function = options.function.partition(":")
-    if not module or not function:
-        return f"{options.function!r} is not MODULE:FUNCTION, as in models:resnet"
-    for file in filter(None, (options.json, options.picture)):
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            return f"{file}: no file can be written there"
-    if options.picture and options.picture.suffix.lower() not in FORMATS:
-        return f"--picture {options.picture} must end in one of {', '.join(FORMATS)}"
-    for needed in ("torch", *(["matplotlib"] if options.picture else [])):
-        if importlib.util.find_spec(needed) is None:
-            return f"footprint needs {needed}, which is not installed here"
-    import torch
-
-    return (
-        None if torch.cuda.is_available() else "footprint needs a GPU; torch finds no CUDA device"
-    )
-
-
 def needing_kernels(ways: Sequence[str]) -> list[str]:
     """One way for each set of kernels. To tune and compile them takes memory too, and only of the
     first process that needs them: one before those that are measured.
@@ -193,7 +104,7 @@ def measure_apart(
     environment: Mapping[str, str] | None = None,
 ) -> Footprint | str:
     """What a way took in a process of its own, or what went wrong."""
-    module = ["cudagraph_pool", "footprint", function, "--measure", way, *["--train"] * train]
+    module = ["cudagraph_pool.tools.footprint", function, way, *["train"] * train]
     answer = ask(module, os.environ if environment is None else environment)
     return answer if isinstance(answer, str) else Footprint(**answer)
 
@@ -343,22 +254,20 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
 
     columns = min(2, len(models))
     rows = -(-len(models) // columns)
-    height = 0.6 + 0.34 * max(map(len, models.values()))
-    figure = Figure(figsize=(6.2 * columns, height * rows), layout="constrained")
-    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for panel, (name, found) in zip(panels, models.items(), strict=False):
-        _draw_model(panel, name, found)
-    for panel in panels[len(models) :]:
-        panel.set_axis_off()
-    parts, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        parts, labels, loc="outside upper right", ncols=len(parts), fontsize=8, frameon=False
-    )
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "footprint"}):
-        figure.savefig(path, dpi=150)
+    height = 1.2 + 0.4 * max(map(len, models.values()))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5 * columns + 1, height * rows + 0.5), layout="constrained")
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for panel, (name, found) in zip(panels, models.items(), strict=False):
+            _draw_model(panel, name, found)
+        for panel in panels[len(models) :]:
+            panel.set_axis_off()
+        parts, labels = panels[0].get_legend_handles_labels()
+        figure.legend(parts, labels, loc="outside upper left", ncols=len(parts), frameon=False)
+        figure.savefig(path, dpi=120)
 
 
-# What each stretch of a bar stands for, in the order in which they follow.
+# What each part of a bar stands for, in the order in which they follow.
 _COLOURS: Final = {
     "tensors": "#3b6ea5",
     "reserved beyond them": "#a9c4e0",
@@ -367,24 +276,32 @@ _COLOURS: Final = {
 
 
 def _draw_model(panel: Any, name: str, found: Found) -> None:
-    ways = [way for way, footprint in found.items() if isinstance(footprint, Footprint)]
-    for place, way in enumerate(ways):
-        own = found[way]
-        assert isinstance(own, Footprint)
-        parts = (own.allocated, own.reserved - own.allocated, own.driver)
-        begin = 0.0
-        for size, (label, colour) in zip(parts, _COLOURS.items(), strict=True):
-            panel.barh(
-                place, size / _MIB, left=begin, color=colour, label=label if place == 0 else None
-            )
-            begin += size / _MIB
-        compression = ratio(found, way)
-        if compression is not None:
-            panel.text(begin, place, f" {compression:.2f}", va="center", fontsize=8)
-    panel.set_yticks(range(len(ways)), ways, fontsize=8)
+    measured = {way: own for way, own in found.items() if isinstance(own, Footprint)}
+    begins = [0.0] * len(measured)
+    parts = [(own.allocated, own.reserved - own.allocated, own.driver) for own in measured.values()]
+    for sizes, (label, colour) in zip(zip(*parts, strict=True), _COLOURS.items(), strict=True):
+        widths = [size / _MIB for size in sizes]
+        bars = panel.barh(list(measured), widths, left=begins, color=colour, label=label)
+        begins = [begin + width for begin, width in zip(begins, widths, strict=True)]
+    ratios = [ratio(found, way) for way in measured]
+    panel.bar_label(
+        bars,
+        [f"{begin:,.0f} ({r:.2f})" if r else "" for begin, r in zip(begins, ratios, strict=True)],
+        padding=3,
+    )
     panel.invert_yaxis()
-    panel.margins(x=0.12)
-    panel.set_title(name, fontsize=9, loc="left")
-    panel.set_xlabel("MiB (the number: compression ratio)", fontsize=7)
-    panel.tick_params(axis="x", labelsize=7)
-    panel.spines[["top", "right"]].set_visible(False)
+    panel.margins(x=0.35)
+    panel.set_title(name, loc="left", fontsize=11)
+    panel.set_xlabel("MiB (compression ratio)")
+
+
+def _work(function: str, way: str, train: str = "") -> None:
+    """The process of one way; its last line on stdout is JSON."""
+    answer = sys.stdout
+    sys.stdout = sys.stderr  # whatever the model prints
+    measured = measure(load(function), WAYS[way], bool(train))
+    print(json.dumps(asdict(measured)), file=answer)
+
+
+if __name__ == "__main__":
+    _work(*sys.argv[1:])

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from .._adapter import load_adapter
-from ..pools import pool_stats
 from . import plot
 from .costs import of_pool
 from .memory_map import MemoryMap, Operation, map_of_history, operation_of
@@ -32,13 +33,17 @@ def map_of_pool(
     return drawn if drawn.placed and drawn.first_allocation >= 0 else None
 
 
-def draw_pool(device: int, id: tuple[int, int], path: str | os.PathLike[str]) -> None:
-    """See :meth:`GraphPool.plot`."""
+def draw_pool(pool: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """See :meth:`GraphPool.plot`.
+
+    Arguments:
+        pool: What :func:`cudagraph_pool.stats` says of it.
+    """
     plot.require_matplotlib()
-    drawn = map_of_pool(histories(), device, id)
+    drawn = map_of_pool(histories(), pool["device"], pool["id"])
     if drawn is None:
         raise RuntimeError(
-            f"the memory history has nothing of pool {id}: call "
+            f"the memory history has nothing of pool {pool['id']}: call "
             "torch.cuda.memory._record_memory_history(context=None) before the captures"
         )
-    plot.draw(of_pool(pool_stats(load_adapter(), device, id), drawn), path)
+    plot.draw(of_pool(pool, drawn), path)

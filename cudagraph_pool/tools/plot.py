@@ -9,19 +9,30 @@ from typing import IO, Any, Final
 
 from .._table import mib
 from .costs import PoolCost
-from .memory_map import Placed
 
 FORMATS: Final = (".png", ".svg", ".pdf")
 _MIB: Final = 1 << 20
+_GIB: Final = 1 << 30
 _NAME: Final = 40  # characters of it that fit
 _OUTSIDE: Final = (0.6, 0.6, 0.6)  # of blocks that no graph allocated
-_SHADE: Final = 0.55  # of a graph's colour, for what is stitched
+_OURS, _STOCK, _MINIMUM = "#2a788e", "#c8641e", "#222222"
 _BARS: Final = {
     "a pool for each graph": ("apart", "#c9c9c9"),
-    "PyTorch's own allocator": ("stock", "#e3a857"),
-    "cudagraph_pool": ("reserved", "#2a788e"),
-    "minimum": ("minimum", "#222222"),
+    "PyTorch's own allocator": ("stock", _STOCK),
+    "cudagraph_pool": ("reserved", _OURS),
+    "minimum": ("minimum", _MINIMUM),
 }
+# A page shows 1,200 pixels on 750: text of 11 points has 11 pixels there.
+STYLE: Final = {
+    "font.size": 11,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "hatch.linewidth": 0.6,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "cudagraph_pool",
+}
+# matplotlib's own font has no East Asian letters.
+_MORE_FONTS: Final = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "IPAGothic")
 
 
 def require_matplotlib() -> None:
@@ -36,167 +47,184 @@ def require_matplotlib() -> None:
 def draw(
     cost: PoolCost, file: str | os.PathLike[str] | IO[bytes], format: str | None = None
 ) -> None:
-    """Draws what a pool costs, and where in it everything lay.
+    """Draws what a pool costs, how it grew, and where in it everything lay.
 
     Arguments:
         cost: With its map.
         file: Where to; its ending says in which format, unless ``format`` does: png, svg, pdf.
     """
     require_matplotlib()
-    from matplotlib import rc_context
+    from matplotlib import font_manager, rc_context
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
-    bars, plane = figure.subplots(2, 1, height_ratios=(1, 4))
-    _draw_bars(bars, cost)
-    _draw_map(figure, plane, cost)
-    figure.legend(
-        handles=_legend(plane, cost),
-        **{"loc": "outside lower left", "ncols": 2, "fontsize": 8, "frameon": False},
-    )
-    figure.suptitle(
-        _headline(cost),
-        **{"x": 0.01, "ha": "left", "fontsize": 12, "fontweight": "bold", "wrap": True},
-    )
-    with (
-        rc_context({"svg.fonttype": "none", "svg.hashsalt": "cudagraph_pool"}),
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # nobody can help it
-        figure.savefig(file, dpi=150, format=format)
+    installed = set(font_manager.get_font_names())
+    fonts = ["DejaVu Sans", *(font for font in _MORE_FONTS if font in installed)]
+    with rc_context({**STYLE, "font.family": fonts}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        figure = Figure(figsize=(10, 8), layout="constrained")
+        parts: Any = figure.subfigures(2, 1, height_ratios=(2, 5))
+        top, bottom = parts
+        if len(cost.graphs) > 1:
+            bars, curves = top.subplots(1, 2, width_ratios=(3, 2))
+            _draw_growth(curves, cost)
+        else:
+            bars = top.subplots()
+        _draw_bars(bars, cost)
+        _draw_map(bottom, bottom.subplots(), cost)
+        figure.suptitle(_shown(cost), x=0.01, ha="left", fontweight="bold", wrap=True)
+        figure.savefig(file, dpi=120, format=format)
 
 
-def _headline(cost: PoolCost) -> str:
-    count = len(cost.graphs)
+def _shown(cost: PoolCost) -> str:
+    """The headline, with a name that fits and is no formula."""
+    text = cost.headline().removeprefix(cost.name)
     name = cost.name if len(cost.name) <= _NAME else cost.name[: _NAME - 1] + "…"
-    name = name.replace("$", r"\$")  # not a formula
-    text = f"{name}: {count:,} graph{'s' * (count != 1)} in {mib(cost.reserved)} MiB"
-    if cost.stock is not None and cost.stock > cost.reserved:
-        saved = cost.stock - cost.reserved
-        return f"{text} instead of {mib(cost.stock)} MiB: {mib(saved)} MiB saved"
-    if cost.apart > cost.reserved:
-        return f"{text}, where a pool for each would take {mib(cost.apart)} MiB"
-    return text
+    return (name + text).replace("$", r"\$")
 
 
 def _draw_bars(panel: Any, cost: PoolCost) -> None:
-    shown = [
-        (label, getattr(cost, name), colour)
+    shown = {
+        label: (size, colour)
         for label, (name, colour) in _BARS.items()
-        if getattr(cost, name) is not None
-    ]
-    for place, (label, size, colour) in enumerate(shown):
-        panel.barh(place, size / _MIB, color=colour, height=0.7)
-        times = "" if label == "minimum" else f"  ({size / cost.minimum:.2f} × minimum)"
-        panel.text(size / _MIB, place, f" {mib(size)} MiB{times}", va="center", fontsize=8)
-    panel.set_yticks(range(len(shown)), [label for label, _, _ in shown], fontsize=8)
-    panel.set_xlim(0, 1.3 * max(size for _, size, _ in shown) / _MIB)
+        if (size := getattr(cost, name)) is not None
+    }
+    sizes = [size for size, _ in shown.values()]
+    bars = panel.barh(
+        list(shown), [size / _MIB for size in sizes], color=[colour for _, colour in shown.values()]
+    )
+    labels = [f"{mib(size)} MiB ({size / cost.minimum:.2f} ×)" for size in sizes]
+    panel.bar_label(bars, labels, padding=3)
+    panel.margins(x=0.6)
     panel.invert_yaxis()
-    panel.spines[["top", "right", "bottom"]].set_visible(False)
+    panel.spines["bottom"].set_visible(False)
     panel.set_xticks([])
+    panel.set_title("held at the end (times the minimum)", loc="left", fontsize=11)
+
+
+def _draw_growth(panel: Any, cost: PoolCost) -> None:
+    """What each allocator held after each graph: what makes one grow costs memory."""
+    scale, unit = _scale(max(cost.reserved, cost.stock or 0))
+    ours = _growth(cost)
+    places = range(1, len(ours) + 1)
+    if cost.stock_growth:
+        held = [size / scale for size in cost.stock_growth]
+        panel.step(places, held, where="post", color=_STOCK, label="PyTorch's own", lw=2)
+    held = [size / scale for size in ours]
+    panel.step(places, held, where="post", color=_OURS, label="cudagraph_pool", lw=2)
+    panel.set_ylim(bottom=0)
+    panel.set_xlabel("graphs captured")
+    panel.set_title(f"held after each graph, {unit}", loc="left", fontsize=11)
+    panel.legend(frameon=False, fontsize=10)
+    _whole_numbers(panel, x=True, y=unit == "MiB")
+
+
+def _growth(cost: PoolCost) -> list[int]:
+    """What the pool held after each graph."""
+    held = cost.reserved - sum(graph.added for graph in cost.graphs)
+    result = []
+    for graph in cost.graphs:
+        held += graph.added
+        result.append(held)
+    return result
+
+
+def _scale(largest: int) -> tuple[int, str]:
+    return (_GIB, "GiB") if largest >= 10 * _GIB else (_MIB, "MiB")
+
+
+def _whole_numbers(panel: Any, x: bool, y: bool) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    for axis in [panel.xaxis] * x + [panel.yaxis] * y:
+        axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
-    from matplotlib.cm import ScalarMappable
+    """Time to the right, places upwards; each graph has a colour, and what is stitched is hatched.
+
+    The shapes are a picture within the picture: tens of thousands would make a file of many MiB.
+    """
     from matplotlib.collections import PolyCollection
-    from matplotlib.colors import Normalize
+    from matplotlib.patches import Patch
 
     drawn = cost.map
     assert drawn is not None
-    count = len(cost.graphs)
-    colours = _colours(count)
-    places = _graphs_of(cost)
-    corners, faces = [], []
-    for placed, graph in zip(drawn.placed, places, strict=True):
+    scale, unit = _scale(max(cost.reserved, cost.minimum))
+    graphs = _graphs_of(cost)
+    colours = _colours(len(cost.graphs))
+    whole: list[tuple[Any, Any]] = []
+    stitched: list[tuple[Any, Any]] = []
+    for placed, graph in zip(drawn.placed, graphs, strict=True):
         face = _OUTSIDE if graph is None else colours(graph)[:3]
-        if len(placed.stretches) > 1:
-            face = _shaded(face)
-        end = drawn.operations if placed.died is None else placed.died
+        left, right = placed.born, drawn.operations if placed.died is None else placed.died
         for low, high in placed.stretches:
-            x, y = (placed.born, end), (low / _MIB, high / _MIB)
-            corners.append([(x[0], y[0]), (x[1], y[0]), (x[1], y[1]), (x[0], y[1])])
-            faces.append(face)
-    # A picture within the picture: tens of thousands of shapes would make a file of many MiB.
-    panel.add_collection(
-        PolyCollection(corners, facecolors=faces, edgecolors="none", rasterized=True)
-    )
-    _draw_lines(panel, cost, drawn.placed, places)
+            corners = [
+                (x, y / scale) for x, y in ((left, low), (right, low), (right, high), (left, high))
+            ]
+            (stitched if len(placed.stretches) > 1 else whole).append((corners, face))
+    for shapes, hatch in ((whole, None), (stitched, "/////")):
+        if shapes:
+            outlines, faces = zip(*shapes, strict=True)
+            look = {"edgecolors": "white", "linewidths": 0} if hatch else {"edgecolors": "none"}
+            panel.add_collection(
+                PolyCollection(outlines, facecolors=faces, hatch=hatch, rasterized=True, **look)
+            )
+    low = panel.axhline(cost.minimum / scale, color=_MINIMUM, ls="--", lw=1.2)
+    low.set_label(f"minimum: {mib(cost.minimum)} MiB")
     panel.set_xlim(0, max(1, drawn.operations))
-    panel.set_ylim(0, 1.12 * max(cost.reserved, cost.minimum) / _MIB)
-    panel.set_xlabel("allocations and frees, in their order", fontsize=9)
-    panel.set_ylabel("place in the pool's memory, MiB", fontsize=9)
-    panel.tick_params(labelsize=8)
-    panel.spines[["top", "right"]].set_visible(False)
-    if count > 1:
-        bar = figure.colorbar(
-            ScalarMappable(Normalize(0, count), colours),
-            **{"ax": panel, "pad": 0.01, "aspect": 40},
-        )
-        marks = sorted({round(part * (count - 1) / 8) for part in range(9)})
-        bar.set_ticks([mark + 0.5 for mark in marks], labels=[cost.graphs[m].name for m in marks])
-        bar.ax.tick_params(labelsize=7, length=0)
-        bar.minorticks_off()
-        bar.set_label("graph, in order of capture", fontsize=8)
-
-
-def _legend(panel: Any, cost: PoolCost) -> list[Any]:
-    from matplotlib.patches import Patch
-
-    assert cost.map is not None
-    blocks = cost.map.placed
-    stitched = sum(len(placed.stretches) > 1 for placed in blocks)
-    colour = _colours(len(cost.graphs))(len(cost.graphs) // 2)[:3]
-    outside = _graphs_of(cost).count(None)
-    return [
-        Patch(color=colour, label=f"a block in the colour of its graph ({len(blocks):,} blocks)"),
-        Patch(
-            color=_shaded(colour),
-            label=f"darker: one block, stitched of pieces in several places ({stitched:,})",
-        ),
-        *panel.get_legend_handles_labels()[0],
-        *[Patch(color=_OUTSIDE, label=f"of no graph: eager work ({outside:,})")] * bool(outside),
+    panel.set_ylim(0, 1.08 * max(cost.reserved, cost.minimum) / scale)
+    panel.set_xlabel("allocations and frees, in their order")
+    panel.set_ylabel(f"place in the pool, {unit}")
+    _whole_numbers(panel, x=True, y=unit == "MiB")
+    _colour_bar(figure, panel, cost)
+    middle, outside = colours(len(cost.graphs) // 2), graphs.count(None)
+    pieces = sum(len(placed.stretches) > 1 for placed in drawn.placed)
+    legend = {
+        f"{_count(len(drawn.placed), 'block')}, in the colour of their graph": {"color": middle},
+        f"{_count(pieces, 'block')} stitched of pieces in several places": {
+            "facecolor": middle,
+            "hatch": "/////",
+            "edgecolor": "white",
+        },
+        f"{_count(outside, 'block')} of no graph: eager work": {"color": _OUTSIDE},
+    }
+    handles = [
+        Patch(label=label, **look) for label, look in legend.items() if not label.startswith("0 ")
     ]
+    figure.legend(handles=[*handles, low], loc="outside lower left", ncols=2, frameon=False)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _colour_bar(figure: Any, panel: Any, cost: PoolCost) -> None:
+    count = len(cost.graphs)
+    if count < 2:
+        return
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    scale = ScalarMappable(Normalize(0, count), _colours(count))
+    bar = figure.colorbar(scale, ax=panel, pad=0.01, aspect=40)
+    marks = sorted({round(part * (count - 1) / 8) for part in range(9)})
+    names = [graph.name for graph in cost.graphs]
+    are_sizes = names != [str(number) for number in range(1, count + 1)]
+    if max(map(len, names)) > 8:  # would push the map aside
+        names, are_sizes = [str(number) for number in range(1, count + 1)], False
+    bar.set_ticks([mark + 0.5 for mark in marks], labels=[names[mark] for mark in marks])
+    bar.ax.tick_params(labelsize=10, length=0)
+    bar.minorticks_off()
+    first = "size of the graph, the first captured below" if are_sizes else "graph, as captured"
+    bar.set_label(first)
 
 
 def _colours(count: int) -> Any:
-    """One for each graph. Without the dark ends, of which nothing darker could be told apart."""
+    """One for each graph, which colour-blind readers can tell apart too."""
     from matplotlib import colormaps
-    from matplotlib.colors import ListedColormap
 
-    turbo = colormaps["turbo"]
-    return ListedColormap(
-        [turbo(0.1 + 0.8 * (n + 0.5) / max(1, count)) for n in range(max(1, count))]
-    )
-
-
-def _shaded(colour: tuple[float, ...]) -> tuple[float, ...]:
-    return tuple(_SHADE * part for part in colour)
-
-
-def _draw_lines(panel: Any, cost: PoolCost, blocks: list[Placed], places: list[int | None]) -> None:
-    """What the pool held after each capture, and what it needed in the end."""
-    held = cost.reserved - sum(graph.added for graph in cost.graphs)
-    begins: dict[int, int] = {}
-    for placed, graph in zip(blocks, places, strict=True):
-        if graph is not None:
-            begins.setdefault(graph, placed.born)
-    x, y = [0], [held / _MIB]
-    for number, graph_cost in enumerate(cost.graphs):
-        held += graph_cost.added
-        if number in begins:
-            x.append(begins[number])
-            y.append(held / _MIB)
-    panel.step(
-        [*x, cost.map.operations if cost.map else 0],
-        [*y, y[-1]],
-        **{"where": "post", "color": "#2a788e", "lw": 1.5},
-        label=f"held by the pool: {mib(cost.reserved)} MiB at the end",
-    )
-    panel.axhline(
-        cost.minimum / _MIB,
-        **{"color": "#222222", "ls": "--", "lw": 1},
-        label=f"minimum: {mib(cost.minimum)} MiB",
-    )
+    return colormaps["viridis"].resampled(max(1, count))
 
 
 def _graphs_of(cost: PoolCost) -> list[int | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-import html
+import datetime
 import importlib.util
 import io
 import os
@@ -12,19 +12,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from .. import __version__
 from .._table import format_table, mib
+from ..pools import stats
+from . import live_map
 from .costs import GraphCost, PoolCost, of_pool
 
-_MIB: Final = 1 << 20
-_MOST_GRAPHS: Final = 8  # that a table on a terminal has of a pool
 _LEGEND: Final = (
-    "In MiB. minimum: the most that was allocated at once; no allocator can do\n"
-    "with less. apart: what a pool for each graph would take. stock: what\n"
-    "PyTorch's own allocator took, as recorded, or would take by its rules;\n"
-    "expandable: with expandable segments; primed: where one block comes first, of\n"
-    "the best of three sizes. Of a graph: what it needs alone, and what was added\n"
-    "to the pool for it."
+    "In MiB. minimum: the most that was allocated at once; no allocator can do with less. saved: "
+    "what reserved is less than stock. apart: what a pool for each graph would take. stock: what "
+    "PyTorch's own allocator took, as recorded, or would take by its rules; expandable: with "
+    "expandable segments; primed: where one block comes first, of the best of three sizes."
 )
+_WORDS: Final = ("pool", "kind", "order")  # the columns of these; the others hold numbers
 
 
 class PoolReport:
@@ -47,13 +47,11 @@ class PoolReport:
         parts = _of_process(self.process)
         if not self.pools:
             return "\n".join([*parts, "there are no graph pools"])
-        parts += ["", _LEGEND, format_table(_rows(self.pools), (0, 1))]
-        for pool in filter(lambda pool: pool.graphs, self.pools):
-            parts += ["", textwrap.fill(f"{pool.name}: {_growth(pool)}", 80)]
-            rows = [_graph_cells(graph) for graph in _shown(pool)]
-            if rows:
-                parts.append(format_table([("graph", "needs", "added"), *rows]))
-        return "\n".join(parts).lstrip("\n")
+        rows = _rows(self.pools)
+        parts += ["", format_table(rows, _word_columns(rows)), "", textwrap.fill(_LEGEND, 80), ""]
+        for pool in self.pools:
+            parts += [pool.headline(), *([f"  {said}"] if (said := _of_largest(pool)) else [])]
+        return "\n".join([*parts, *_in_all(self.pools)]).lstrip("\n")
 
     def as_json(self) -> dict[str, Any]:
         r"""Return what ``cudagraph-pool report --json`` prints, as docs/api.md lists it; of a
@@ -63,7 +61,11 @@ class PoolReport:
         return {"pools": [_as_json(pool) for pool in self.pools], **self.process}
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
-        r"""Write a page that stands alone, with pictures where there are maps and matplotlib."""
+        r"""Write a page that stands alone, with pictures where there are maps and matplotlib.
+
+        Raises:
+            ImportError: There is no jinja2, which ``pip install 'cudagraph-pool[report]'`` brings.
+        """
         Path(path).write_text(_page(self), encoding="utf-8")
 
 
@@ -75,13 +77,11 @@ def report() -> PoolReport:
     has it in bytes, :meth:`PoolReport.save_html` writes a page, with pictures of the pools if
     :func:`torch.cuda.memory._record_memory_history` was called before the captures.
     """
-    from ..pools import stats
-    from .live_map import histories, map_of_pool
-
     found = stats()
-    history = histories() if found["pools"] else []
+    history = live_map.histories() if found["pools"] else []
     pools = [
-        of_pool(pool, map_of_pool(history, pool["device"], pool["id"])) for pool in found["pools"]
+        of_pool(pool, live_map.map_of_pool(history, pool["device"], pool["id"]))
+        for pool in found["pools"]
     ]
     return PoolReport(pools, {name: found[name] for name in ("captures", "execs")})
 
@@ -90,13 +90,15 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
     """With a head, and without columns of which nothing is known."""
     columns = {
         "pool": [pool.name for pool in pools],
-        "kind": [pool.kind for pool in pools],
-        "graphs": [f"{len(pool.graphs):,}" for pool in pools],
+        "kind": ["-" if pool.order else pool.kind for pool in pools],
+        "order": [pool.order or "-" for pool in pools],
+        "graphs": ["-" if pool.apart is None else f"{len(pool.graphs):,}" for pool in pools],
         "minimum": [mib(pool.minimum) for pool in pools],
         "reserved": [mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
-        "apart": [mib(pool.apart) for pool in pools],
         "stock": [_mib_or_dash(pool.stock) for pool in pools],
+        "saved": [_mib_or_dash(pool.saved) for pool in pools],
+        "apart": [_mib_or_dash(pool.apart) for pool in pools],
         "expandable": [_mib_or_dash(pool.expandable) for pool in pools],
         "primed": [_mib_or_dash(pool.primed) for pool in pools],
         "execs": ["-" if pool.execs is None else str(pool.execs) for pool in pools],
@@ -105,29 +107,35 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
     return [list(known), *map(list, zip(*known.values(), strict=True))]
 
 
+def _word_columns(rows: list[list[str]]) -> list[int]:
+    return [place for place, head in enumerate(rows[0]) if head in _WORDS]
+
+
 def _mib_or_dash(size: int | None) -> str:
     return "-" if size is None else mib(size)
 
 
-def _graph_cells(graph: GraphCost) -> list[str]:
-    return [graph.name, f"{graph.needed / _MIB:,.1f}", f"{graph.added / _MIB:,.1f}"]
-
-
-def _shown(pool: PoolCost) -> list[GraphCost]:
-    """The graphs that made the pool grow most, in their order."""
-    grew = sorted(
-        (n for n, graph in enumerate(pool.graphs) if graph.added),
-        key=lambda n: -pool.graphs[n].added,
+def _of_largest(pool: PoolCost) -> str:
+    if len(pool.graphs) < 2:
+        return ""
+    largest = max(pool.graphs, key=lambda graph: graph.needed)
+    more = max(0, pool.reserved - largest.needed)
+    return (
+        f"its largest graph ({largest.name}) needs {mib(largest.needed)} MiB alone; all "
+        f"{len(pool.graphs):,} together take {mib(more)} MiB more"
     )
-    return [pool.graphs[n] for n in sorted(grew[:_MOST_GRAPHS])]
 
 
-def _growth(pool: PoolCost) -> str:
-    grew = sum(graph.added > 0 for graph in pool.graphs)
-    text = f"{grew:,} of {len(pool.graphs):,} graphs made it grow"
-    if grew > _MOST_GRAPHS:
-        text += "; those that did most"
-    return text + ":" * (grew > 0)
+def _in_all(pools: Sequence[PoolCost]) -> list[str]:
+    """What all of them come to, where there are several and stock's are known."""
+    stock = [pool.stock for pool in pools if pool.stock is not None]
+    if len(pools) < 2 or len(stock) < len(pools):
+        return []
+    ours, theirs = sum(pool.reserved for pool in pools), sum(stock)
+    return [
+        f"all {len(pools)} pools: {mib(ours)} MiB instead of {mib(theirs)} MiB: "
+        f"{mib(theirs - ours)} MiB saved"
+    ]
 
 
 def _of_process(process: Mapping[str, Any]) -> list[str]:
@@ -149,9 +157,12 @@ def _as_json(pool: PoolCost) -> dict[str, Any]:
     return {
         "name": pool.name,
         "kind": pool.kind,
+        "order": pool.order or None,
         "minimum_bytes": pool.minimum,
         "reserved_bytes": pool.reserved,
         "stock_reserved_bytes": pool.stock,
+        "stock_growth_bytes": pool.stock_growth,
+        "saved_bytes": pool.saved,
         "expandable_reserved_bytes": pool.expandable,
         "primed_reserved_bytes": pool.primed,
         "apart_bytes": pool.apart,
@@ -163,54 +174,59 @@ def _as_json(pool: PoolCost) -> dict[str, Any]:
     }
 
 
-# The page.
-
-_STYLE: Final = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:75em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse}td,th{padding:.2em .8em;text-align:right}"
-    "td:first-child,th:first-child{text-align:left}thead{border-bottom:1px solid}"
-    "img{max-width:100%}"
-)
-
-
 def _page(report: PoolReport) -> str:
-    lines = [*_of_process(report.process), _LEGEND]
-    parts = [f"<p>{html.escape(line)}</p>" for line in lines]
-    parts.append(_html_table(_rows(report.pools)))
-    for pool in report.pools:
-        rows = [("graph", "needs", "added"), *map(_graph_cells, pool.graphs)]
-        parts += [
-            f"<h2>{html.escape(pool.name)}</h2>",
-            _picture(pool),
-            f"<details><summary>{len(pool.graphs)} graphs: what each needs alone, and what it "
-            f"added, in MiB</summary>{_html_table(rows)}</details>",
-        ]
-    return (
-        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>cudagraph_pool</title>'
-        f"<style>{_STYLE}</style><h1>Graph pools</h1>{''.join(parts)}</html>\n"
+    try:
+        from jinja2 import Environment, PackageLoader
+    except ModuleNotFoundError:
+        raise ImportError(
+            "a page needs jinja2, which is not installed here: pip install 'cudagraph-pool[report]'"
+        ) from None
+    environment = Environment(
+        loader=PackageLoader(__package__, "."),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
+    rows = _rows(report.pools) if report.pools else []
+    page: str = environment.get_template("report.html").render(
+        lines=[*_of_process(report.process), *_in_all(report.pools)],
+        rows=rows,
+        words=_word_columns(rows) if rows else [],
+        legend=_LEGEND,
+        pools=[_shown(pool) for pool in report.pools],
+        version=__version__,
+        date=datetime.date.today().isoformat(),
+    )
+    return page
 
 
-def _picture(pool: PoolCost) -> str:
+def _shown(pool: PoolCost) -> dict[str, Any]:
+    """What the page shows of a pool."""
+    picture, missing = _picture(pool)
+    return {
+        "name": pool.name,
+        "headline": pool.headline(),
+        "largest": _of_largest(pool),
+        "source": f"Recorded with torch {pool.source}." if pool.source else "",
+        "picture": picture,
+        "no_picture": missing,
+        "graphs": [("graph", "needs", "added"), *map(_cells, pool.graphs)],
+    }
+
+
+def _cells(graph: GraphCost) -> tuple[str, str, str]:
+    return graph.name, mib(graph.needed), mib(graph.added)
+
+
+def _picture(pool: PoolCost) -> tuple[str, str]:
+    """The PNG in base64, or why there is none."""
     if pool.map is None or not pool.map.placed:
-        return (
-            "<p>No picture: torch.cuda.memory._record_memory_history() was not called before the "
-            "captures.</p>"
-        )
+        called = "torch.cuda.memory._record_memory_history() was not called before the captures"
+        return "", f"No picture: {called}."
     if importlib.util.find_spec("matplotlib") is None:
-        return "<p>No picture: pip install 'cudagraph-pool[plot]' for one.</p>"
+        return "", "No picture: pip install 'cudagraph-pool[plot]' for one."
     from .plot import draw
 
     file = io.BytesIO()
     draw(pool, file, "png")
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="memory map of {html.escape(pool.name)}" src="data:image/png;base64,{data}">'
-
-
-def _html_table(rows: Sequence[Sequence[str]]) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        inside = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-        return f"<tr>{inside}</tr>"
-
-    body = "".join(line(row, "td") for row in rows[1:])
-    return f"<table><thead>{line(rows[0], 'th')}</thead><tbody>{body}</tbody></table>"
+    return base64.b64encode(file.getvalue()).decode(), ""

@@ -8,13 +8,11 @@ when it has ended. The latter also says where the pool's memory lies.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gzip
 import json
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,9 +20,6 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final
 
-from ..cli import run
-from ..cli.errors import refuse
-from ..integration.environment import PROGRAM, RECORD, VARIABLE
 from .memory_map import Operation, operation_of
 from .trace import Event, most_live_bytes
 
@@ -54,38 +49,8 @@ class _Pool:
     """A trace in the making."""
 
     graphs: list[list[Event]] = field(default_factory=list)
+    held: dict[int, int] = field(default_factory=dict)  # by graph, what stock had after it
     late: list[Event] = field(default_factory=list)  # frees since its last capture has ended
-    reserved_bytes: int = 0
-
-
-def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="cudagraph-pool record",
-        usage="%(prog)s [-o FOLDER] PROGRAM ...\n       %(prog)s [-o FOLDER] -m MODULE ...",
-        description="Runs a Python program on PyTorch's own allocator and writes what its CUDA "
-        "graph captures allocate: a trace of each pool, for replay, plot and report.",
-    )
-    parser.add_argument(
-        *("-o", "--output"),
-        metavar="FOLDER",
-        default=".",
-        help="folder to write traces to (default: the current one)",
-    )
-    program = run.parse_program(parser, argv)
-    output = program.options.pop("output")
-    folder = Path(output).absolute()
-    problem = run.problem("record") if output else "-o is empty, but names a folder"
-    if problem is None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            problem = f"{folder}: no trace can be written there: {error.strerror or error}"
-    if problem is not None:
-        return refuse(problem)
-    os.environ.pop(VARIABLE, None)
-    os.environ[PROGRAM] = str(os.getpid())
-    return program.run(RECORD, str(folder))
 
 
 class Recorder:
@@ -149,8 +114,6 @@ class Recorder:
         history = self._cuda.memory._snapshot()["device_traces"] if self._captures else ()
         traces = traces_of(history, self._captures)
         if not traces:
-            missing = "allocated anything" if self._captures else "was captured"
-            _say(f"process {os.getpid()}: no CUDA graph {missing}, so nothing was written")
             return
         about = {"torch": sys.modules["torch"].__version__, "gpu": self._cuda.get_device_name()}
         stem = Path(sys.argv[0]).stem or "python"
@@ -205,6 +168,7 @@ def _read_device(
     pools: dict[tuple[int, tuple[int, int]], _Pool],
 ) -> None:
     open_captures: dict[int, Capture] = {}
+    places: dict[int, int] = {}  # of captures among their pool's graphs
     live: dict[int, tuple[_Pool, int]] = {}  # by address: whose it is, and its number
     streams: dict[int, int] = {}
     blocks = 0
@@ -214,13 +178,14 @@ def _read_device(
             if text == _BEGIN and int(number) in known:
                 capture = open_captures[int(number)] = known[int(number)]
                 pool = pools.setdefault((capture.device, capture.pool), _Pool())
+                places[capture.number] = len(pool.graphs)
                 pool.graphs.append(pool.late)
                 pool.late = []
             elif text == _END:
                 closed = open_captures.pop(int(number), None)
                 if closed is not None:
                     pool = pools[closed.device, closed.pool]
-                    pool.reserved_bytes = max(pool.reserved_bytes, closed.reserved_bytes)
+                    pool.held[places[closed.number]] = closed.reserved_bytes
             continue
         operation = operation_of(entry)
         if operation is None:
@@ -250,11 +215,11 @@ def _owner(operation: Operation, captures: Iterable[Capture]) -> Capture | None:
 
 
 def _document(pool: _Pool) -> dict[str, Any]:
-    graphs = [
-        {
-            "key": most_live_bytes(events),
-            "events": [[1, *event] if event.bytes else [-1, event.block] for event in events],
-        }
-        for events in pool.graphs
-    ]
-    return {"stock": {"reserved": pool.reserved_bytes}, "graphs": graphs}
+    graphs = []
+    for place, events in enumerate(pool.graphs):
+        graph: dict[str, Any] = {"key": most_live_bytes(events)}
+        if pool.held.get(place):
+            graph["stock"] = pool.held[place]
+        graph["events"] = [[1, *e] if e.bytes else [-1, e.block] for e in events]
+        graphs.append(graph)
+    return {"stock": {"reserved": max(pool.held.values(), default=0)}, "graphs": graphs}

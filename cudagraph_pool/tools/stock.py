@@ -95,17 +95,24 @@ class StockPool:
         self._give(kind, begin, end)
 
 
-def reserved_bytes(graphs: Sequence[Graph], primed: int = 0, expandable: bool = False) -> int:
-    """What all of them take in one pool, in which a block of ``primed`` bytes was allocated and
-    freed first.
+def growth(graphs: Sequence[Graph], primed: int = 0, expandable: bool = False) -> list[int]:
+    """What one pool holds after each of them, in which a block of ``primed`` bytes was allocated
+    and freed first.
     """
     pool = StockPool(expandable)
     stream = next(event.stream for graph in graphs for event in graph.events)
     if primed:
         pool.run([Event(-1, primed, stream), Event(-1, 0, 0)])
+    held = []
     for graph in graphs:
         pool.run(graph.events)
-    return pool.reserved
+        held.append(pool.reserved)
+    return held
+
+
+def reserved_bytes(graphs: Sequence[Graph], primed: int = 0, expandable: bool = False) -> int:
+    """What the pool holds after all of them."""
+    return growth(graphs, primed, expandable)[-1]
 
 
 def primed_bytes(graphs: Sequence[Graph]) -> int:

@@ -17,7 +17,7 @@ import sys
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 Order = Literal["recorded", "asc", "desc", "shuffled"]
 ORDERS: Final[tuple[Order, ...]] = ("recorded", "asc", "desc", "shuffled")
@@ -36,6 +36,7 @@ MAX_NUMBER: Final = (1 << 63) - 1  # ids, streams and keys
 MAX_NAME_CHARACTERS: Final = 200
 
 STANDARD_INPUT: Final = "-"
+PICKLED: Final = b"\x80"  # what a file begins with that pickle has written
 
 
 class TraceError(ValueError):
@@ -43,13 +44,14 @@ class TraceError(ValueError):
 
     Attributes:
         path (str): the file.
-        where (str): the place in it, for instance ``graphs[3].events[17]``.
+        where (str): the place in it, for instance ``graphs[3].events[17]``; empty: all of it.
         what (str): what is wrong there.
     """
 
     def __init__(self, path: str, where: str, what: str) -> None:
-        printable = path if path and path.isprintable() else repr(path)
-        super().__init__(f"{printable}: {where}: {what}")
+        name = path if path and path.isprintable() else repr(path)
+        name = "standard input" if path == STANDARD_INPUT else name
+        super().__init__(": ".join(filter(None, (name, where, what))))
         self.path = path
         self.where = where
         self.what = what
@@ -65,20 +67,34 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What one capture allocated and freed. ``key`` is its batch size or length."""
+    """What one capture allocated and freed.
+
+    Attributes:
+        key: Its batch size or length.
+        stock_bytes: What PyTorch's own allocator held for the pool afterwards, if that is known.
+    """
 
     key: int
     events: list[Event]
+    stock_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The captures of one workload, in the order in which they were recorded."""
+    """The captures of one workload, in the order in which they were recorded.
+
+    Attributes:
+        is_marked: Whether it is known where one graph ends and the next begins. Else one stands for
+            all.
+        source: The torch and the GPU that it was recorded on, where it says so.
+    """
 
     path: str
     name: str
     stock_reserved_bytes: int
     graphs: list[Graph]
+    is_marked: bool = True
+    source: str = ""
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
@@ -91,8 +107,15 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         TraceError: if the file cannot be read, or is not a trace from its first to its last byte.
     """
     name = os.fspath(path)
-    document = _parse(name, _read(name))
-    return _Reader(name).trace(document)
+    return parse_trace(name, read_bytes(name, MAX_JSON_BYTES))
+
+
+def parse_trace(path: str, data: bytes) -> Trace:
+    """The trace that a file holds; raises TraceError likewise."""
+    try:
+        return _trace(path, _parse(_text(data)))
+    except FormatError as wrong:
+        raise TraceError(path, *wrong.args) from None
 
 
 def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
@@ -174,185 +197,198 @@ def _round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-def _read(path: str) -> bytes:
-    """The file's JSON. No more than the limit is ever held, of it and of what is compressed."""
-    too_long = f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON"
+class FormatError(Exception):
+    """A place in a file, and what is wrong there."""
+
+
+def read_bytes(path: str, most: int) -> bytes:
+    """A file, or standard input, and no more of it than ``most`` bytes and one."""
     try:
         with sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb") as file:
-            data = file.read(MAX_JSON_BYTES + 1)
+            data: bytes = file.read(most + 1)
     except OSError as error:
-        raise TraceError(path, "file", f"cannot be read: {error.strerror or error}") from None
+        raise TraceError(path, "", f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:  # a NUL in the name
-        raise TraceError(path, "file", f"cannot be read: {error}") from None
+        raise TraceError(path, "", f"cannot be read: {error}") from None
     if not data:
-        raise TraceError(path, "byte 0", "the file is empty")
+        raise TraceError(path, "", "the file is empty")
+    return data
+
+
+def _text(data: bytes) -> bytes:
+    """The file's JSON. No more than the limit is ever held, of it and of what is compressed."""
+    too_long = f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON"
     if len(data) > MAX_JSON_BYTES:
-        raise TraceError(path, f"byte {MAX_JSON_BYTES}", too_long)
+        raise FormatError(f"byte {MAX_JSON_BYTES}", too_long)
+    if data.startswith(PICKLED):
+        what = "a pickle, as torch.cuda.memory._dump_snapshot() writes it: report reads these"
+        raise FormatError("", what)
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
             text = compressed.read(MAX_JSON_BYTES + 1)
     except EOFError:
-        where = f"byte {len(data)}"
-        raise TraceError(path, where, "gzip ends early: the file is truncated") from None
+        raise FormatError(f"byte {len(data)}", "gzip ends early: the file is truncated") from None
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(path, "file", f"gzip is damaged: {error}") from None
+        raise FormatError("", f"gzip is damaged: {error}") from None
     if len(text) > MAX_JSON_BYTES:
-        raise TraceError(path, f"byte {MAX_JSON_BYTES} after decompression", too_long)
-    if not text:
-        raise TraceError(path, "byte 0 after decompression", "the file is empty")
+        raise FormatError(f"byte {MAX_JSON_BYTES} after decompression", too_long)
     return text
 
 
-def _parse(path: str, data: bytes) -> object:
+def _parse(data: bytes) -> object:
     def refuse_constant(name: str) -> NoReturn:
-        raise TraceError(path, "file", f"{name} stands in it, which is not JSON")
+        raise FormatError("", f"{name} stands in it, which is not JSON")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                raise TraceError(path, "file", f"an object has the key {_show(key)} twice")
+                raise FormatError("", f"an object has the key {_show(key)} twice")
             result[key] = value
         return result
 
     try:
         return json.loads(data.decode(), parse_constant=refuse_constant, object_pairs_hook=unique)
     except UnicodeDecodeError as error:
-        raise TraceError(path, f"byte {error.start}", "not UTF-8: not a trace") from None
+        raise FormatError(f"byte {error.start}", "not UTF-8: not a trace") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise TraceError(path, where, f"not JSON: {error.msg}") from None
+        raise FormatError(where, f"not JSON: {error.msg}") from None
     except RecursionError:
-        raise TraceError(path, "file", "not a trace: JSON nested too deeply") from None
-    except TraceError:
-        raise
+        raise FormatError("", "not a trace: JSON nested too deeply") from None
     except ValueError as error:  # an integer of thousands of digits
-        raise TraceError(path, "file", f"not a trace: {error}") from None
+        raise FormatError("", f"not a trace: {error}") from None
 
 
-class _Reader:
-    """Checks a parsed document, piece by piece, and turns it into a :class:`Trace`."""
+def _trace(path: str, document: object) -> Trace:
+    """Checks a document and makes a :class:`Trace` of it."""
+    top = of_kind(document, dict, "")
+    name = member(top, "name", str, "")
+    if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+        raise FormatError("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
+    source = [of_kind(top[key], str, key) for key in ("torch", "gpu") if key in top]
+    stock = _stock_bytes(member(top, "stock", dict, ""))
+    documents = member(top, "graphs", list, "")
+    if not 0 < len(documents) <= MAX_GRAPHS:
+        raise FormatError(
+            "graphs", f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
+        )
+    blocks = _Blocks()
+    graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
+    if not blocks.live and not blocks.freed:
+        raise FormatError("graphs", "no graph allocates anything: there is nothing to replay")
+    return Trace(path, name, stock, graphs, source=", ".join(source))
 
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._live: dict[int, int] = {}
-        self._freed: set[int] = set()
+
+def _stock_bytes(stock: dict[str, Any]) -> int:
+    for key in ("used", "peak_live", "live_at_end"):
+        if key in stock:
+            number_of(stock[key], f"stock.{key}")
+    if "conf" in stock:
+        of_kind(stock["conf"], str, "stock.conf")
+    seconds = stock.get("capture_s", 0)
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
+        raise FormatError("stock.capture_s", f"must be a number, is {_show(seconds)}")
+    if not 0 <= seconds <= sys.float_info.max:
+        raise FormatError("stock.capture_s", f"must be a time in seconds, is {_show(seconds)}")
+    return number_of(member(stock, "reserved", int, "stock"), "stock.reserved")
+
+
+def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
+    graph = of_kind(document, dict, where)
+    key = number_of(member(graph, "key", int, where), f"{where}.key")
+    stock = number_of(graph["stock"], f"{where}.stock") if "stock" in graph else None
+    documents = member(graph, "events", list, where)
+    blocks.events += len(documents)
+    if blocks.events > MAX_EVENTS:
+        raise FormatError(f"{where}.events", f"more than {MAX_EVENTS} events in one trace")
+    events = []
+    for number, event in enumerate(documents):
+        try:
+            events.append(blocks.read(event))
+        except FormatError as wrong:
+            place, what = wrong.args
+            raise FormatError(f"{where}.events[{number}]{place}", what) from None
+    return Graph(key, events, stock)
+
+
+class _Blocks:
+    """What lives and what has been freed, as the events are read."""
+
+    def __init__(self) -> None:
+        self.live: dict[int, int] = {}
+        self.freed: set[int] = set()
+        self.events = 0
         self._live_bytes = 0
-        self._events = 0
         self._streams: set[int] = set()
 
-    def trace(self, document: object) -> Trace:
-        top = self._object(document, "file")
-        name = self._string(self._member(top, "name", "file"), "name")
-        if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-            self._fail("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
-        for key in ("torch", "gpu"):
-            if key in top:
-                self._string(top[key], key)
-        stock = self._stock(self._member(top, "stock", "file"))
-        graphs = self._array(self._member(top, "graphs", "file"), "graphs")
-        if not 0 < len(graphs) <= MAX_GRAPHS:
-            self._fail("graphs", f"holds {len(graphs)} graphs; 1 to {MAX_GRAPHS} can be replayed")
-        result = [self._graph(graph, f"graphs[{index}]") for index, graph in enumerate(graphs)]
-        if not self._live and not self._freed:
-            self._fail("graphs", "no graph allocates anything: there is nothing to replay")
-        return Trace(self._path, name, stock, result)
-
-    def _stock(self, value: object) -> int:
-        stock = self._object(value, "stock")
-        for key in ("used", "peak_live", "live_at_end"):
-            if key in stock:
-                self._integer(stock[key], f"stock.{key}", 0, MAX_NUMBER)
-        if "conf" in stock:
-            self._string(stock["conf"], "stock.conf")
-        seconds = stock.get("capture_s", 0)
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-            self._fail("stock.capture_s", f"must be a number, is {_show(seconds)}")
-        if not 0 <= seconds <= sys.float_info.max:
-            self._fail("stock.capture_s", f"must be a time in seconds, is {_show(seconds)}")
-        return self._integer(
-            self._member(stock, "reserved", "stock"), "stock.reserved", 0, MAX_NUMBER
-        )
-
-    def _graph(self, value: object, where: str) -> Graph:
-        graph = self._object(value, where)
-        key = self._integer(self._member(graph, "key", where), f"{where}.key", 0, MAX_NUMBER)
-        events = self._array(self._member(graph, "events", where), f"{where}.events")
-        self._events += len(events)
-        if self._events > MAX_EVENTS:
-            self._fail(f"{where}.events", f"more than {MAX_EVENTS} events in one trace")
-        return Graph(
-            key, [self._event(event, f"{where}.events[{i}]") for i, event in enumerate(events)]
-        )
-
-    def _event(self, value: object, where: str) -> Event:
-        event = self._array(value, where)
+    def read(self, value: object) -> Event:
+        event = of_kind(value, list, "")
         kind = event[0] if event else None
         if type(kind) is int and kind == 1 and len(event) == 4:
-            return self._allocation(event, where)
+            return self._allocation(*event[1:])
         if type(kind) is int and kind == -1 and len(event) == 2:
-            return self._free(event, where)
-        self._fail(where, f"must be [1, id, bytes, stream] or [-1, id], is {_show(event)}")
+            return self._free(event[1])
+        raise FormatError("", f"must be [1, id, bytes, stream] or [-1, id], is {_show(event)}")
 
-    def _allocation(self, event: list[object], where: str) -> Event:
-        block = self._integer(event[1], f"{where} id", 0, MAX_NUMBER)
-        size = self._integer(event[2], f"{where} bytes", 1, MAX_LIVE_BYTES)
-        stream = self._integer(event[3], f"{where} stream", 0, MAX_NUMBER)
-        self._streams.add(stream)
+    def _allocation(self, block: object, size: object, stream: object) -> Event:
+        event = Event(
+            number_of(block, " id"),
+            number_of(size, " bytes", least=1, most=MAX_LIVE_BYTES),
+            number_of(stream, " stream"),
+        )
+        self._streams.add(event.stream)
         if len(self._streams) > MAX_STREAMS:
-            self._fail(where, f"more than {MAX_STREAMS} streams in one trace")
-        if block in self._live or block in self._freed:
-            self._fail(where, f"block {block} is allocated a second time")
-        self._live[block] = size
-        self._live_bytes += size
+            raise FormatError("", f"more than {MAX_STREAMS} streams in one trace")
+        if event.block in self.live or event.block in self.freed:
+            raise FormatError("", f"block {event.block} is allocated a second time")
+        self.live[event.block] = event.bytes
+        self._live_bytes += event.bytes
         if self._live_bytes > MAX_LIVE_BYTES:
-            self._fail(
-                where,
-                f"{self._live_bytes} bytes are live; at most {MAX_LIVE_BYTES} can be replayed",
-            )
-        return Event(block, size, stream)
+            most = f"at most {MAX_LIVE_BYTES} can be replayed"
+            raise FormatError("", f"{self._live_bytes} bytes are live; {most}")
+        return event
 
-    def _free(self, event: list[object], where: str) -> Event:
-        block = self._integer(event[1], f"{where} id", 0, MAX_NUMBER)
-        if block in self._freed:
-            self._fail(where, f"block {block} is freed a second time")
-        if block not in self._live:
-            self._fail(where, f"block {block} is freed, but was never allocated")
-        self._live_bytes -= self._live.pop(block)
-        self._freed.add(block)
+    def _free(self, value: object) -> Event:
+        block = number_of(value, " id")
+        if block in self.freed:
+            raise FormatError("", f"block {block} is freed a second time")
+        if block not in self.live:
+            raise FormatError("", f"block {block} is freed, but was never allocated")
+        self._live_bytes -= self.live.pop(block)
+        self.freed.add(block)
         return Event(block, 0, 0)
 
-    def _member(self, value: dict[str, Any], key: str, where: str) -> object:
-        if key not in value:
-            self._fail(where, f'has no "{key}": not a trace')
-        return value[key]
 
-    def _object(self, value: object, where: str) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            self._fail(where, f"must be an object, is {_show(value)}")
-        return value
+_Kind = TypeVar("_Kind")
+_KINDS: Final = {
+    dict: "an object",
+    int: "an integer",
+    list: "an array",
+    str: "a string",
+    tuple: "a tuple",
+}
 
-    def _array(self, value: object, where: str) -> list[object]:
-        if not isinstance(value, list):
-            self._fail(where, f"must be an array, is {_show(value)}")
-        return value
 
-    def _string(self, value: object, where: str) -> str:
-        if not isinstance(value, str):
-            self._fail(where, f"must be a string, is {_show(value)}")
-        return value
+def member(parent: dict[str, Any], key: str, kind: type[_Kind], where: str) -> _Kind:
+    if key not in parent:
+        raise FormatError(where, f'has no "{key}": not a trace')
+    return of_kind(parent[key], kind, f"{where}.{key}".lstrip("."))
 
-    def _integer(self, value: object, where: str, least: int, most: int) -> int:
-        if type(value) is not int:  # true and false are integers to isinstance()
-            self._fail(where, f"must be an integer, is {_show(value)}")
-        if not least <= value <= most:
-            self._fail(where, f"must be {least} to {most}, is {_show(value)}")
-        return value
 
-    def _fail(self, where: str, what: str) -> NoReturn:
-        raise TraceError(self._path, where, what)
+def of_kind(value: object, kind: type[_Kind], where: str) -> _Kind:
+    if type(value) is not kind:  # true and false are integers to isinstance()
+        raise FormatError(where, f"must be {_KINDS[kind]}, is {_show(value)}")
+    return value
+
+
+def number_of(value: object, where: str, least: int = 0, most: int = MAX_NUMBER) -> int:
+    number = of_kind(value, int, where)
+    if not least <= number <= most:
+        raise FormatError(where, f"must be {least} to {most}, is {_show(number)}")
+    return number
 
 
 def _show(value: object) -> str:
@@ -363,5 +399,8 @@ def _show(value: object) -> str:
         len(value) > 8 or any(isinstance(item, list | dict) for item in value)
     ):
         return f"an array of {len(value)} values"
-    text = json.dumps(value)
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):  # what a pickle may hold
+        text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

@@ -1,4 +1,4 @@
-"""What the demo captures, and the base of what the benchmark captures.
+"""The base of what the benchmarks capture, and two of these.
 
 Needs torch; nothing here knows an allocator.
 """
@@ -180,20 +180,6 @@ class DecodeStep(Workload):
 
     def outputs(self, key: int) -> list[Tensor]:
         return [self._logits[:key]]
-
-
-def small_decode_step(device: torch.device) -> DecodeStep:
-    """The decode step of the demo: a few hundred MiB of weights and cache, captured in a second."""
-    shape = DecoderShape(
-        layers=4,
-        hidden=1024,
-        heads=16,
-        kv_heads=8,
-        intermediate=4096,
-        vocabulary=16_000,
-        context=128,
-    )
-    return DecodeStep("decode", [1, 2, 4, *range(8, 129, 8)], shape, device)
 
 
 def randomize(module: nn.Module, generator: torch.Generator) -> None:

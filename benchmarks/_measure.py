@@ -2,7 +2,7 @@
 
 Needs torch and a GPU.
 
-The demo and the benchmark share this. One process measures one allocator: which one, is chosen
+One process measures one allocator: which one, is chosen
 before anything is allocated.
 """
 
@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from _workloads import Workload
 from torch import Tensor
 
-from .._adapter import load_adapter
-from .memory_map import operation_of
-from .stock import PRIMED
-from .trace import Event, most_live_bytes, whole_pages
-from .workloads import Workload
+from cudagraph_pool._adapter import load_adapter
+from cudagraph_pool.tools.memory_map import operation_of
+from cudagraph_pool.tools.stock import PRIMED
+from cudagraph_pool.tools.trace import Event, most_live_bytes, whole_pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,96 @@
+"""``cudagraph-pool footprint``: what a model takes eager, compiled, and with CUDA graphs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+from ..tools.footprint import WAYS, as_json, draw, measure_apart, needing_kernels, table
+from ..tools.plot import FORMATS
+from .errors import CommandError
+
+# How the command line names the ways.
+_WORDS = {way.replace(",", "").replace(" ", "_"): way for way in WAYS}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "What a model takes eagerly, compiled, with CUDA graphs and with graphs of dynamic shapes, "
+        "these on PyTorch's own allocator and on the pool."
+    )
+    parser.epilog = "For instance: cudagraph-pool footprint models:resnet --picture resnet.svg"
+    parser.add_argument(
+        "model",
+        metavar="MODULE:FUNCTION",
+        help="returns a model, or any function of tensors, and the arguments of a call on the GPU: "
+        "a tuple, or a list of tuples for calls of several sizes",
+    )
+    parser.add_argument(
+        "--train", action="store_true", help="run backward passes too, of the mean of the output"
+    )
+    parser.add_argument(
+        "--ways",
+        metavar="WAY,...",
+        type=_ways,
+        default=list(WAYS),
+        help=f"some of these (default: all): {', '.join(_WORDS)}",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures in bytes")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw them (needs matplotlib): png, svg, pdf"
+    )
+    parser.set_defaults(function=_footprint)
+
+
+def _footprint(options: argparse.Namespace) -> int:
+    problem = _problem(options)
+    if problem is not None:
+        raise CommandError(problem)
+    for way in needing_kernels(options.ways):
+        print(f"compiling {way}", file=sys.stderr)
+        measure_apart(options.model, way, options.train)
+    found = {}
+    for way in options.ways:
+        print(f"running {way}", file=sys.stderr)
+        found[way] = measure_apart(options.model, way, options.train)
+    print(table(found))
+    if options.json is not None:
+        options.json.write_text(json.dumps(as_json(found), indent=1) + "\n")
+    if options.picture is not None:
+        draw({options.model: found}, options.picture)
+    for file in filter(None, (options.json, options.picture)):
+        print(f"wrote {file}", file=sys.stderr)
+    return 1 if any(isinstance(footprint, str) for footprint in found.values()) else 0
+
+
+def _ways(text: str) -> list[str]:
+    try:
+        return [_WORDS[word] for word in text.split(",")]
+    except KeyError as error:
+        raise argparse.ArgumentTypeError(
+            f"{error} is none of {', '.join(_WORDS)}, with commas between"
+        ) from None
+
+
+def _problem(options: argparse.Namespace) -> str | None:
+    """What would fail only after minutes of measuring."""
+    module, _, function = options.model.partition(":")
+    if not module or not function:
+        return f"{options.model!r} is not MODULE:FUNCTION, as in models:resnet"
+    for file in filter(None, (options.json, options.picture)):
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            return f"{file}: no file can be written there"
+    if options.picture and options.picture.suffix.lower() not in FORMATS:
+        return f"--picture {options.picture} must end in one of {', '.join(FORMATS)}"
+    for needed in ("torch", *(["matplotlib"] if options.picture else [])):
+        if importlib.util.find_spec(needed) is None:
+            return f"footprint needs {needed}, which is not installed here"
+    import torch
+
+    return (
+        None if torch.cuda.is_available() else "footprint needs a GPU; torch finds no CUDA device"
+    )

@@ -1,0 +1,215 @@
+"""``cudagraph-pool replay``, ``report`` and ``plot``: what recorded captures cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TextIO, TypeVar
+
+from tqdm import tqdm
+
+from .._table import format_table, mib
+from ..tools.replay import ReplayResult, replay
+from ..tools.trace import ORDERS, STANDARD_INPUT, Trace, TraceError, read_trace
+from .errors import FAILED, CommandError, cannot_write
+
+_Item = TypeVar("_Item")
+
+
+def add_replay(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Replays recorded captures through the real core, on the host: no GPU is used. "
+        "cudagraph-pool record writes them."
+    )
+    parser.epilog = "For instance: cudagraph-pool replay --order desc traces/*.json.gz"
+    _add_traces(parser, nargs="+")
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each trace")
+    parser.add_argument(
+        "--placements", metavar="FILE", help="write each block's pages as JSON lines, of one trace"
+    )
+    parser.set_defaults(function=_replay)
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Replays recorded captures and says what they cost and what the pool saves: as a table, "
+        "JSON, a page. Takes what cudagraph-pool record writes, and what "
+        "torch.cuda.memory._dump_snapshot() has written of a program that recorded its memory "
+        "history (_record_memory_history()) from before its captures."
+    )
+    parser.epilog = "For instance: cudagraph-pool report --html report.html traces/*"
+    _add_traces(parser, nargs="+")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.add_argument(
+        "--html",
+        metavar="FILE",
+        help="write a page that stands alone, with pictures where there is matplotlib",
+    )
+    parser.set_defaults(function=_report)
+
+
+def add_plot(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Replays recorded captures and draws which graph had which bytes, and when, and what the "
+        "pool and PyTorch's own allocator held after each graph."
+    )
+    parser.epilog = "For instance: cudagraph-pool plot traces/serve-1-1.json.gz"
+    _add_traces(parser, nargs=1)
+    parser.add_argument(
+        *("-o", "--output"),
+        metavar="FILE",
+        help="png, svg or pdf, by its ending (default: the trace's name with .png, here)",
+    )
+    parser.set_defaults(function=_plot)
+
+
+def _add_traces(parser: argparse.ArgumentParser, nargs: int | str) -> None:
+    parser.add_argument(
+        "traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip; - reads standard input"
+    )
+    parser.add_argument(
+        "--order",
+        choices=ORDERS,
+        default="recorded",
+        help="order of the graphs (default: recorded)",
+    )
+    parser.add_argument("--seed", type=int, help="seed for --order shuffled (default: 0)")
+
+
+def _check(options: argparse.Namespace, option: str, file: str | None) -> None:
+    """Refuses what is wrong with the arguments: with the traces, or the file to write."""
+    if options.seed is not None and options.order != "shuffled":
+        raise CommandError("--seed is for --order shuffled")
+    if options.traces.count(STANDARD_INPUT) > 1:
+        raise CommandError("standard input can be read once, but - stands there several times")
+    if file == "":
+        raise CommandError(f"{option} is empty, but names a file")
+    if file == "-":
+        raise CommandError(f"{option} names a file, and - is none: /dev/stdout is standard output")
+    traces = [Path(path) for path in options.traces if path != STANDARD_INPUT]
+    if file and Path(file).exists() and any(p.exists() and p.samefile(file) for p in traces):
+        raise CommandError(f"{file}: cannot be written: it is the trace itself")
+
+
+def _progress(items: Iterable[_Item]) -> Iterable[_Item]:
+    """Shows how far it is, on a terminal, of what takes longer than a second."""
+    bar: Iterable[_Item] = tqdm(items, unit="trace", delay=1, leave=False, disable=None)
+    return bar
+
+
+def _replay(options: argparse.Namespace) -> int:
+    _check(options, "--placements", options.placements)
+    if options.placements is not None and len(options.traces) > 1:
+        raise CommandError(
+            f"--placements takes one trace, not {len(options.traces)}: "
+            "blocks and pages are numbered anew in each"
+        )
+    # All are read before anything is replayed or written, so that bad input changes nothing.
+    traces = [_read(path) for path in _progress(options.traces)]
+    results: list[ReplayResult] = []
+    for trace in traces:
+        try:
+            if options.placements is None:
+                results.append(_replayed(trace, options, None))
+            else:
+                with open(options.placements, "w") as file:
+                    results.append(_replayed(trace, options, file))
+        except OSError as error:
+            raise cannot_write(options.placements, error) from None
+        if options.json:
+            print(json.dumps(results[-1]), flush=True)
+    if not options.json:
+        _print_table(results)
+    return 0
+
+
+def _read(path: str) -> Trace:
+    try:
+        return read_trace(path)
+    except TraceError as error:
+        raise CommandError(str(error)) from None
+
+
+def _replayed(trace: Trace, options: argparse.Namespace, file: TextIO | None) -> ReplayResult:
+    try:
+        return replay(trace, options.order, options.seed or 0, file)
+    except (MemoryError, RuntimeError) as error:
+        raise CommandError(f"{trace.path}: the replay failed: {error}", FAILED) from None
+
+
+def _print_table(results: Iterable[ReplayResult]) -> None:
+    """Sizes in MiB. JSON has more."""
+    rows = ["trace graphs order minimum reserved ratio stock seconds".split()]
+    for result in results:
+        stock = result["stock_reserved_bytes"]
+        rows.append(
+            [
+                result["name"],
+                str(result["graphs"]),
+                result["order"],
+                mib(result["minimum_bytes"]),
+                mib(result["reserved_bytes"]),
+                f"{result['ratio']:.3f}",
+                "-" if stock is None else mib(stock),
+                f"{result['seconds']:.3f}",
+            ]
+        )
+    print(format_table(rows, left_columns=(0, 2)))
+    print("minimum, reserved and stock (PyTorch's own allocator, as recorded) in MiB")
+
+
+def _report(options: argparse.Namespace) -> int:
+    _check(options, "--html", options.html)
+    from ..tools.costs import of_trace
+    from ..tools.pool_report import PoolReport
+    from ..tools.snapshot import read_traces
+
+    maps = options.html is not None
+    try:
+        traces = [trace for path in _progress(options.traces) for trace in read_traces(path)]
+        costs = [of_trace(t, options.order, options.seed or 0, maps) for t in _progress(traces)]
+    except TraceError as error:
+        raise CommandError(str(error)) from None
+    except (MemoryError, RuntimeError) as error:
+        raise CommandError(f"the replay failed: {error}", FAILED) from None
+    report = PoolReport(costs)
+    if options.html is not None:
+        try:
+            report.save_html(options.html)
+        except ImportError as error:
+            raise CommandError(str(error)) from None
+        except OSError as error:
+            raise cannot_write(options.html, error) from None
+        print(f"wrote {options.html}", file=sys.stderr)
+    print(json.dumps(report.as_json()) if options.json else report)
+    return 0
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from ..tools.costs import of_trace
+    from ..tools.plot import FORMATS, draw, require_matplotlib
+
+    (path,) = options.traces
+    output = options.output
+    if output is None:
+        stem = "trace" if path == STANDARD_INPUT else Path(path).name
+        output = stem.removesuffix(".gz").removesuffix(".json") + ".png"
+    _check(options, "-o", output)
+    if Path(output).suffix.lower() not in FORMATS:
+        raise CommandError(f"-o {output!r} must end in one of {', '.join(FORMATS)}")
+    try:
+        require_matplotlib()
+    except ImportError as error:
+        raise CommandError(str(error)) from None
+    trace = _read(path)
+    try:
+        draw(of_trace(trace, options.order, options.seed or 0, maps=True), output)
+    except (MemoryError, RuntimeError) as error:
+        raise CommandError(f"{path}: the replay failed: {error}", FAILED) from None
+    except OSError as error:
+        raise cannot_write(output, error) from None
+    print(f"wrote {output}", file=sys.stderr)
+    return 0
