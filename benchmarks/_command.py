@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+# A cell that has nothing but figures, signs and MiB.
+_FIGURE = re.compile(r"[\d\s.,()*MiB×-]*")
 _NUMBERS = {
     "repeats": "captures of each row",
     "rounds": "in which all that is compared takes its turn",
@@ -72,9 +75,12 @@ def number(value: float | None, scale: float, form: str) -> str:
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table."""
+    """The lines of a table. Columns of figures are aligned to the right."""
+    rows = list(rows)
     titles = "|".join(f" {title} " if title else " " for title in head)
-    lines = [f"|{titles}|", "|" + "---|" * len(head)]
+    columns = zip(*rows, strict=True) if rows else [[""]] * len(head)
+    rules = ["---:" if all(map(_FIGURE.fullmatch, cells)) else "---" for cells in columns]
+    lines = [f"|{titles}|", f"|{'|'.join(rules)}|"]
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 

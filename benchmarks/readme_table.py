@@ -14,14 +14,15 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import combinations
 from _command import markdown, number
+from _engine import beside
 from _quality import read_quality
-from _team import ratio
+from _team import median, ratio
 
 Row = dict[str, Any]
 
@@ -99,6 +100,8 @@ def table(report: Row) -> list[str]:
     first = rows[0] if rows else {}
     if "checkpoints" in first:
         return combinations.table(rows)
+    if "all_reduce" in first:
+        return vllm_table(rows)
     if "mapped_by_round" in first:
         return capture_parts_table(rows)
     if "section" in first:
@@ -178,7 +181,9 @@ def capture_parts_table(rows: Sequence[Row]) -> list[str]:
 
 
 def short_table(report: Row) -> list[str]:
-    """Of const_memory.py: each workload in the order that is worst for the allocator."""
+    """Of const_memory.py: each workload in the order that is worst for the allocator, those first
+    of which stock takes most.
+    """
     lines = []
     for workload in dict.fromkeys(row["workload"] for row in report["rows"]):
         rows = [row for row in report["rows"] if row["workload"] == workload]
@@ -194,7 +199,13 @@ def short_table(report: Row) -> list[str]:
                 "primed": size(_worst(rows, "primed")),
             }
         )
+    lines.sort(key=lambda line: _ratio(line["stock"]), reverse=True)
     return _known(lines)
+
+
+def _ratio(cell: str) -> float:
+    """That in the brackets of a size."""
+    return float(cell.partition("(")[2].rstrip(")") or 0)
 
 
 def _worst(
@@ -290,6 +301,34 @@ def multi_stream_table(report: Row) -> list[str]:
         times.append(spread(chosen, "ours", "replay_vs_stock"))
         lines.append([f"{len(chosen)} programs, {name}", *ratios[:2], f"**{ratios[2]}**", *times])
     return markdown(head, lines)
+
+
+def vllm_table(rows: Sequence[Row]) -> list[str]:
+    """The modes of vllm_engine.py: medians of stock, ours, and with shared executables."""
+    head = ["stock, **cudagraph_pool**, with shared executables", "graphs", "pool, MiB"]
+    head += ["device, MiB", "KV tokens ÷ stock", "capture time ÷ stock"]
+    modes: dict[tuple[Any, ...], dict[str, list[Row]]] = {}  # by allocator
+    for row in rows:
+        name = tuple(row[key] for key in ("model", "parallel", "mode", "all_reduce"))
+        modes.setdefault(name, {}).setdefault(row["allocator"], []).append(row)
+    lines = []
+    for (model, gpus, mode, all_reduce), of in modes.items():
+        title = f"{model.upper()}, {mode.upper().replace('-', ' ')}"
+        title += f", {gpus} GPUs, {all_reduce}" if gpus > 1 else ""
+        cells = [title, f"{of['stock'][0]['captures']:,}"]
+        for key in ("pool", "device"):
+            medians = {name: median([row[key] for row in of[name]]) for name in of}
+            cells.append(_each({n: number(value, _MIB, ",.0f") for n, value in medians.items()}))
+        for key in ("kv_tokens", "capture_seconds"):
+            ratios = {n: beside(of[n], of["stock"], key) for n in of if n != "stock"}
+            cells.append(_each({n: number(value, 1, ".3f") for n, value in ratios.items()}))
+        lines.append(cells)
+    return markdown(head, lines)
+
+
+def _each(cells: Mapping[str, str]) -> str:
+    """One cell of several allocators'."""
+    return ", ".join(f"**{cell}**" if name == "ours" else cell for name, cell in cells.items())
 
 
 def shared_execs_table(report: Row) -> list[str]:

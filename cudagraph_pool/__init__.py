@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from ._core import __version__ as __version__
     from ._forecast import Forecast, forecast
     from ._guard import guard
-    from ._runner import GraphRunner
     from .capture import graph
     from .pools import GraphPool, stats, use_pool
+    from .runner import GraphRunner
     from .switch import (
         allocator,
         disable,
@@ -60,7 +60,7 @@ __all__ = [
 _HOMES = {
     "Forecast": "_forecast",
     "GraphPool": "pools",
-    "GraphRunner": "_runner",
+    "GraphRunner": "runner",
     "PoolReport": "tools.pool_report",
     "__version__": "_core",
     "allocator": "switch",

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from ._buckets import Size, cost, sizes_of
 from .pools import GraphPool, _require_pool
+from .sizes import Size, cost, sizes_of
 
 if TYPE_CHECKING:
     import torch

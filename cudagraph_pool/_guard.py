@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.cuda import _gpu_trace
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from ._function import unwrapped
+from ._borrow import borrow
 from ._happens_before import HappensBefore, Launch
-from ._static_outputs import lend
 from ._workspaces import Workspaces, used_by, used_by_capture
 
 if TYPE_CHECKING:
-    from .pools import _Turns
+    from .pools import _ReplayOrder
 
 _listening: list[_Replays] = []  # in the order they began
 _native: Any = None  # what CUDAGraph.replay was before the first of them
@@ -59,17 +58,17 @@ def guard() -> Iterator[None]:
                 _Outputs.active -= 1
 
 
-class Lent:
-    """What a tensor that a call returned was lent for: until the next replay of the pool."""
+class Validity:
+    """How long a tensor that a call returned may be used: until the next replay of the pool."""
 
-    def __init__(self, turns: _Turns, number: int, what: str) -> None:
-        self._turns = turns
+    def __init__(self, order: _ReplayOrder, number: int, what: str) -> None:
+        self._order = order
         self._number = number
         self._what = what
 
     def check(self, operation: Any) -> None:
         """Raises RuntimeError if the memory has been overwritten since."""
-        number, what = self._turns.row.wrote
+        number, what = self._order.wrote
         if number != self._number:
             raise RuntimeError(
                 f"{operation} uses what call {self._number} of its pool returned, {self._what}, "
@@ -78,16 +77,16 @@ class Lent:
             )
 
 
-def lend_for(tensor: Tensor, turns: _Turns, number: int) -> Tensor:
+def mark_output(tensor: Tensor, order: _ReplayOrder, number: int) -> Tensor:
     """The same tensor, as one that is known to a guard."""
     owner = getattr(tensor.untyped_storage(), "_owner", None)
     if owner is None:
         return tensor  # not of the pool
-    lent = lend(tensor, owner)
-    storage: Any = lent.untyped_storage()
-    storage._lent = Lent(turns, number, turns.row.what)
+    marked = borrow(tensor, owner)
+    storage: Any = marked.untyped_storage()
+    storage._validity = Validity(order, number, order.what)
     known = tensor.detach()  # which counts changes together with the tensor
-    known.data = lent
+    known.data = marked
     return known
 
 
@@ -105,10 +104,18 @@ class _Outputs(TorchDispatchMode):  # type: ignore[misc]
 
 def _check(tensor: Tensor, operation: Any) -> None:
     """Raises RuntimeError if the operation would read what has been overwritten."""
-    for part in filter(torch._C._has_storage, unwrapped(tensor)):
-        lent = getattr(part.untyped_storage(), "_lent", None)
-        if lent is not None:
-            lent.check(operation)
+    for part in filter(torch._C._has_storage, _unwrapped(tensor)):
+        validity = getattr(part.untyped_storage(), "_validity", None)
+        if validity is not None:
+            validity.check(operation)
+
+
+def _unwrapped(tensor: Tensor) -> list[Tensor]:
+    """The tensor, or those that it wraps, and these likewise."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+    return [part for x in inner for part in _unwrapped(x)]
 
 
 def is_guarded() -> bool:

@@ -9,10 +9,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from ._adapter import load_adapter, loaded_adapter
+from ._adapter import loaded_adapter
 from ._shared_exec import _MAX_EXECS
 from .switch import _require_booleans, _require_enabled
 
@@ -27,6 +27,19 @@ _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 _logger = logging.getLogger(__package__)
 
 
+<<<<<<< HEAD
+class _ReplayOrder:
+    """The order of the replays of one pool's graphs, if they are asked to: each overwrites what
+    those before it left, on whatever streams.
+
+    Attributes:
+        lock: Held for as long as it takes to launch one.
+        stream (torch.cuda.Stream): Of the last one.
+        number (int): Of the last one. One that failed, and a capture, have a number too: they have
+            written to what graphs read.
+        what (str): The last one was, for errors.
+        wrote: Number and description of the last one that left outputs.
+=======
 class _Turns:
     """The order of replays of one pool's graphs: each overwrites what those before it left, on
     whatever streams.
@@ -34,13 +47,21 @@ class _Turns:
     Attributes:
         stream (torch.cuda.Stream): Of the last replay.
         lock: Held while one is launched.
+>>>>>>> layout
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self.lock = threading.RLock()
         self.stream: torch.cuda.Stream | None = None
+        self.number = 0
+        self.what = ""
+        self.wrote = (0, "")
+        self._last: Callable[[], Any] = lambda: None
 
+<<<<<<< HEAD
+    def follow(self, stream: torch.cuda.Stream) -> None:
+        """Lets what ``stream`` gets next come after the last one."""
+=======
     @functools.cached_property
     def row(self) -> _torch.Row:
         """The last replay, in C++."""
@@ -49,12 +70,36 @@ class _Turns:
 
     def order(self, stream: torch.cuda.Stream) -> None:
         """Orders what ``stream`` gets next behind the last replay."""
+>>>>>>> layout
         if self.stream == stream:
             return
         if self.stream is not None:
             stream.wait_stream(self.stream)
         self.stream = stream
-        self.row.stream = stream.cuda_stream
+
+    def begin(self, what: str) -> int:
+        """Something writes to what graphs read; returns its number."""
+        self.what = what
+        self.number += 1
+        return self.number
+
+    def overwrite(self, owner: Any) -> None:
+        """A graph is replayed. Who has saved what the last one left gets autograd's error.
+
+        Arguments:
+            owner: Of the outputs, with the ``versions`` that count their changes.
+        """
+        import torch
+
+        last = self._last()
+        if last is not None:
+            torch._C._increment_version(last.versions)
+        self._last = weakref.ref(owner)
+        self.wrote = self.number, self.what
+
+    def left(self, owner: Any) -> bool:
+        """Whether the last replay was of this owner."""
+        return self._last() is owner
 
 
 class GraphPool:
@@ -111,7 +156,7 @@ class GraphPool:
         self._exec_budget = exec_budget
         self._execs: _torch.ExecCache | None = None
         self._execs_lock = threading.Lock()
-        self._turns = _Turns(self._device)
+        self._order = _ReplayOrder()
         self._adapter.register_pool(self._device.index, self._id)
         self._open = True
         _pools[self._device.index, self._id] = self

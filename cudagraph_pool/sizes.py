@@ -5,10 +5,14 @@ Each function returns a list, smallest first, whose last entry is ``largest``. N
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Size = tuple[int, ...]  # one number for each dynamic dimension
 
 __all__ = ["exact", "grid", "multiples", "padded", "powers_of_two", "vllm"]
 
@@ -35,7 +39,7 @@ def padded(padding: float, largest: int) -> list[int]:
     """
     sizes = [rung(1, padding)]
     while sizes[-1] < _checked(largest):
-        sizes.append(rung(sizes[-1] + 1, padding))
+        sizes.append(_next_rung(sizes[-1], padding))
     return [*sizes[:-1], largest]
 
 
@@ -61,10 +65,15 @@ def rung(size: int, padding: float) -> int:
         raise TypeError(f"padding is {padding!r}, but must be a number: 0.25 adds up to a quarter")
     if not 0 <= padding < math.inf:
         raise ValueError(f"padding is {padding}, but must be 0 or more: 0.25 adds up to a quarter")
-    top = 0
+    # Every number whose padding is less than one element is a rung of its own.
+    top = size if padding == 0 else max(0, min(size, int(1 / padding) - 1))
     while top < size:
-        top = int((top + 1) * (1 + padding))
+        top = _next_rung(top, padding)
     return top
+
+
+def _next_rung(top: int, padding: float) -> int:
+    return int((top + 1) * (1 + padding))
 
 
 def _checked(value: int, name: str = "largest") -> int:
@@ -75,3 +84,121 @@ def _checked(value: int, name: str = "largest") -> int:
     if number < 1:
         raise ValueError(f"{name} is {number}, but must be at least 1")
     return number
+
+
+def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
+    """Sizes, as users list them.
+
+    Raises:
+        ValueError: There are none, or one is no size, or has another number of dimensions than the
+            first.
+    """
+    try:
+        listed = [_size(size) for size in sizes]
+    except TypeError as error:
+        raise ValueError(
+            f"sizes is {sizes!r}, but must be a sequence of integers or of tuples of them"
+        ) from error
+    if not listed:
+        raise ValueError("sizes is empty: there is nothing to capture")
+    for size in listed:
+        if len(size) != len(listed[0]):
+            raise ValueError(
+                f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
+            )
+    return listed
+
+
+def _size(given: int | Iterable[int]) -> Size:
+    numbers = given if hasattr(given, "__iter__") else (given,)
+    size = []
+    for number in numbers:
+        try:
+            size.append(operator.index(number))
+        except TypeError:
+            size.append(0)
+    if not size or min(size) < 1:
+        raise ValueError(f"sizes has {given!r}, but a size is an integer of at least 1")
+    return tuple(size)
+
+
+def cost(size: Size) -> tuple[int, Size]:
+    """Orders sizes by what a replay costs: about how many elements there are."""
+    return math.prod(size), size
+
+
+class Buckets:
+    """The sizes that were listed; or, by ``"auto"``, those that come with the calls, where each
+    dimension is padded by at most ``padding`` of itself.
+    """
+
+    def __init__(self, sizes: Iterable[int | Iterable[int]] | str, dim: Any, padding: float):
+        self._padding = padding
+        self.listed: list[Size] = []
+        if isinstance(sizes, str) and sizes == "auto":
+            rung(1, padding)  # refuses what is no padding
+            self.axes = _axes_of(dim)
+        elif isinstance(sizes, str):
+            raise ValueError(f"sizes is {sizes!r}, but must be a sequence or 'auto'")
+        else:
+            self.listed = sizes_of(sizes)
+            self.axes = len(self.listed[0])
+        self._by_cost = sorted(self.listed, key=cost)
+        twice = [a for a, b in zip(self._by_cost, self._by_cost[1:], strict=False) if a == b]
+        if twice:
+            raise ValueError(f"sizes has {shown(twice[0])} twice")
+
+    def fit(self, size: Size) -> Size | None:
+        """The cheapest bucket that holds ``size``; None if it is larger than all."""
+        if not self.listed:
+            return tuple(rung(n, self._padding) for n in size)
+        # What is cheaper than the size itself cannot hold it.
+        first = bisect.bisect_left(self._by_cost, cost(size), key=cost)
+        return next((b for b in self._by_cost[first:] if _holds(b, size)), None)
+
+    def largest(self) -> str:
+        """Those listed that no other one holds, for an error."""
+        held = {s for s in self.listed if any(o != s and _holds(o, s) for o in self.listed)}
+        return " or ".join(shown(size) for size in self.listed if size not in held)
+
+    def neighbours(self, size: Size) -> list[list[Size]]:
+        """For each axis sizes that differ along it only; none where no call is padded.
+
+        The smallest comes first, since what a function does for one row only shows there. For a
+        function that cannot run at it: the smallest that is listed, else half the size.
+        """
+        found: list[list[Size]] = []
+        for axis, extent in enumerate(size):
+            before, behind = size[:axis], size[axis + 1 :]
+            beside = [
+                s
+                for s in self.listed
+                if s != size and (s[:axis], s[axis + 1 :]) == (before, behind)
+            ]
+            smallest, half = (
+                (*before, n, *behind) for n in (1 if extent > 1 else 2, extent // 2 or 2)
+            )
+            is_padded = not self.listed or any(s[axis] > 1 for s in self.listed)
+            found.append([smallest, min(beside, default=half)] if is_padded else [])
+        return found
+
+
+def shown(size: Size) -> str:
+    """As users wrote it: 8, or 8 × 128."""
+    return " × ".join(map(str, size))
+
+
+def _holds(bucket: Size, size: Size) -> bool:
+    return all(map(int.__le__, size, bucket))
+
+
+def _axes_of(dim: Any) -> int:
+    entries = list(dim.values()) if isinstance(dim, Mapping) else [dim]
+    entries = [(entry,) if isinstance(entry, int) else entry for entry in entries]
+    axes = {len(entry) if isinstance(entry, tuple) else 0 for entry in entries if entry is not None}
+    if len(axes) != 1 or 0 in axes:
+        raise ValueError(
+            f"dim is {dim!r}: with sizes='auto' it says how many dynamic dimensions there are, and "
+            "says so for one tensor at least, and the same for all"
+        )
+    return axes.pop()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,8 +30,8 @@ try:
 except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
-from cudagraph_pool._captures import Captured, Span, Usage, _values
-from cudagraph_pool.pools import _Turns
+from cudagraph_pool.pools import _ReplayOrder
+from cudagraph_pool.runner.captures import Span, Usage
 
 # What a graph changes autograd does not see.
 _UNSEEN = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -87,6 +87,11 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
                     if target is not None:
                         target.data.copy_(value)
 
+    def forget(self) -> None:
+        """What was captured: it is not replayed any more."""
+        self._operations.clear()
+        self.allocated.clear()
+
     def addresses(self) -> set[int]:
         return {_address(tensor) for tensor in self.allocated}
 
@@ -97,7 +102,7 @@ class Tape(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _address(tensor: Tensor) -> int:
-    dense = tensor if tensor.layout == torch.strided else _values(tensor)
+    dense = tensor if tensor.layout == torch.strided else tensor.values()
     address: int = dense.untyped_storage().data_ptr()
     return address
 
@@ -107,31 +112,23 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 class CpuCaptures:
-    """Stands for cudagraph_pool._captures.Captures."""
+    """Stands for cudagraph_pool.runner.captures.Captures."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.tapes: list[Tape] = []
         self.stream = Stream()
-        self.warm_ups = 0
-        self.turns = _Turns(self.device)
+        self.order = _ReplayOrder()
         self.lock = threading.RLock()
 
     @contextmanager
-    def in_a_row(self) -> Iterator[None]:
-        self.order()
-        self.turns.row.take("a capture")
+    def on_capture_stream(self) -> Iterator[None]:
+        self.follow(())
+        self.order.begin("a capture")
         yield
 
     def empty_caches(self) -> None:
         pass
-
-    def warm_up(self, work: Callable[[], Any], times: int) -> tuple[Any, Span]:
-        self.warm_ups += times
-        for _ in range(times - 1):
-            work()
-        began = self.mark()
-        return work(), (began, self.mark())
 
     def capture(self, work: Callable[[], None]) -> Tape:
         tape = Tape(self)
@@ -170,16 +167,16 @@ class CpuCaptures:
     def synchronize(self) -> None:
         pass
 
-    def mark(self, stream: object = None) -> float:
+    def mark(self) -> float:
         return time.perf_counter()
 
     def seconds(self, span: Span) -> float:
         began, ended = span
         return float(ended - began)
 
-    def order(self, captured: Captured | None = None) -> None:
+    def follow(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
         stream: Any = self.stream
-        self.turns.order(stream)
+        self.order.follow(stream)
 
 
 class CpuRunner(cgp.GraphRunner):
@@ -227,6 +224,26 @@ def rows(n: int, columns: int = 6, **options: Any) -> Tensor:
 
 def double(x: Tensor) -> Tensor:
     return x * 2
+
+
+class Made(nn.Module):  # type: ignore[misc]
+    """A module of a function, which is given the module, and its weights."""
+
+    def __init__(self, function: Callable[..., Any], **weights: Any) -> None:
+        super().__init__()
+        self._function = function
+        for name, weight in weights.items():
+            if isinstance(weight, (nn.Module, nn.Parameter)):
+                setattr(self, name, weight)
+            else:
+                self.register_buffer(name, weight)
+
+    def forward(self, *args: Any) -> Any:
+        return self._function(self, *args)
+
+
+def weight(*shape: int, value: float = 1) -> nn.Parameter:
+    return nn.Parameter(torch.full(shape, float(value)))
 
 
 class Quantized(Tensor):  # type: ignore[misc]

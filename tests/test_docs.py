@@ -74,6 +74,33 @@ def test_sources_point_to_what_is_there() -> None:
     assert missing == set()
 
 
+MOST_WORDS = 30
+MOST_LINES = 1300  # of all pages in docs/
+
+
+def sentences(path: Path) -> Iterator[str]:
+    """Those outside of tables, code and headings. An entry of a list ends one."""
+    text = re.sub(r"^ *(```.*?^ *```|\||#).*?$", "", path.read_text(), flags=re.M | re.S)
+    text = re.sub(r"!?\[(.*?)\]\(.*?\)", r"\1", re.sub(r"\[!\[.*?\)\]\(.*?\)", "", text))
+    for part in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", text):
+        yield from re.split(r"(?<=[.?!])[*`)\"]*\s+(?=[^a-z])", " ".join(part.split()))
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sentences_are_short(path: Path) -> None:
+    assert [s for s in sentences(path) if len(s.split()) > MOST_WORDS] == []
+
+
+def test_pages_are_few_enough_to_read() -> None:
+    pages = (ROOT / "docs").glob("*.md")
+    assert sum(len(page.read_text().splitlines()) for page in pages) <= MOST_LINES
+
+
+def test_a_release_has_few_lines() -> None:
+    releases = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert all(len(release.strip().splitlines()) - 2 <= 15 for release in releases)
+
+
 def blocks(path: Path, language: str = "python") -> list[str]:
     """The Python of a page, which runs from its first line to its last; or what else it shows."""
     shown = rf"^```{language}\n(.*?)^```$"
@@ -125,6 +152,16 @@ def test_fields_of_json_are_documented(capsys: pytest.CaptureFixture[str]) -> No
         (table,) = re.findall(rf"^\| `{command}` (?:prints|writes).*\n((?:\|.*\n)+)", page, re.M)
         first = " ".join(row.split(" | ")[0] for row in table.splitlines())
         assert sorted(re.findall("`(.*?)`", first)) == sorted(names)
+
+
+def test_rules_are_worth_what_was_measured() -> None:
+    """But for what a rule is, which each says in its own words."""
+    page, report = (
+        re.findall(r"^\| ([a-z-]*) \|.*?\|(.*)", path.read_text(), re.MULTILINE)
+        for path in (ROOT / "docs/ablation.md", ROOT / "benchmarks/results/ablation.md")
+    )
+    assert len(page) > 10
+    assert page == report
 
 
 HERE = str(Path(sys.executable).parent)

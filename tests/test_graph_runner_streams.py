@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,8 +20,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cudagraph_pool._captures import Captures, _address
-from cudagraph_pool.capture import graph
+from cudagraph_pool.runner.captures import Captures
+from cudagraph_pool.runner.training import address_of as _address
 
 
 class Stream:
@@ -53,17 +52,17 @@ class Cuda:
         self.recorded: set[tuple[int, str]] = set()
         self.written: set[tuple[int, str]] = set()
         self._of_thread = threading.local()
-        full = torch.full
+        empty = torch.empty
 
         def allocate(*args: Any, **kwargs: Any) -> Tensor:
-            made: Tensor = full(*args, **kwargs)
+            made: Tensor = empty(*args, **kwargs)
             self.allocated_on[_address(made)] = self.current()
             return made
 
         def record(tensor: Tensor, stream: Stream) -> None:
             self.recorded.add((_address(tensor), stream.name))
 
-        monkeypatch.setattr(torch, "full", allocate)
+        monkeypatch.setattr(torch, "empty", allocate)
         monkeypatch.setattr(Tensor, "record_stream", record)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: self.current())
         monkeypatch.setattr(torch.cuda, "stream", self.on)
@@ -111,9 +110,8 @@ class Writes(TorchDispatchMode):  # type: ignore[misc]
 class StreamCaptures(CpuCaptures):
     """Captures that do with streams what those of a GPU do."""
 
-    order = Captures.order
-    in_a_row = Captures.in_a_row
-    warm_up = Captures.warm_up
+    follow = Captures.follow
+    on_capture_stream = Captures.on_capture_stream
     lock = Captures.lock
     _own_workspace = False
 
@@ -177,14 +175,6 @@ def test_calls_are_not_drawn_into_a_capture_of_another_thread(cuda: Cuda, one_po
     assert cuda.capturing.drawn == mine.drawn == other.drawn == []
 
 
-def test_captures_come_between_what_the_caller_does(cuda: Cuda) -> None:
-    mine = Stream("mine")
-    with cuda.on(mine):
-        new_runner(cuda, double).capture(rows(8))
-    assert cuda.capturing.waited_for == [mine]
-    assert mine.waited_for[-1] is cuda.capturing
-
-
 def call_on_streams(cuda: Cuda) -> None:
     pool = StreamCaptures(cuda)
     runners = [new_runner(cuda, function, pool) for function in (double, lambda x: x + 1)]
@@ -230,17 +220,3 @@ def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:
         call_on_streams(cuda)
     assert "other" in {name for _, name in cuda.written}
     assert cuda.unknown_uses() == []
-
-
-def test_threads_capture_on_one_stream_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    made_at_once = threading.Barrier(2)
-
-    def make(device: torch.device) -> Stream:
-        made_at_once.wait(10)
-        return Stream("capture")
-
-    monkeypatch.setattr(graph, "_capture_streams", {})
-    monkeypatch.setattr(torch.cuda, "Stream", make)
-    with ThreadPoolExecutor(2) as threads:
-        found = [*threads.map(graph._capture_stream, [torch.device("cuda", 0)] * 2)]
-    assert found[0] is found[1] is graph._capture_stream(torch.device("cuda", 0))

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import CpuCaptures, CpuRunner, tree_equal
+from cpu_captures import CpuCaptures, CpuRunner, Made, tree_equal, weight
 from torch.testing._internal.two_tensor import TwoTensor
 
 import cudagraph_pool as cgp
@@ -66,8 +66,8 @@ def test_another_runner_on_the_same_pool_counts() -> None:
 
 def test_what_is_no_mistake() -> None:
     run, copies = runner(), runner(clone_outputs=True)
-    weight = torch.randn(5, requires_grad=True)
-    training = CpuRunner(lambda x: x * weight, sizes=[2, 4], progress=False)
+    net = Made(lambda self, x: x * self.w, w=weight(5))
+    training = CpuRunner(net, sizes=[2, 4], progress=False)
     with cgp.guard():
         y = torch.randn(3, 5)
         kept = copies(y)
@@ -76,10 +76,10 @@ def test_what_is_no_mistake() -> None:
             copies(y)
         assert kept.shape == (3, 5)
         for n in (1, 3, 2):
-            weight.grad = None
+            net.w.grad = None
             x = torch.randn(n, 5)
             training(x).square().sum().backward()
-            torch.testing.assert_close(weight.grad, (2 * x * x * weight).sum(0).detach())
+            torch.testing.assert_close(net.w.grad, (2 * x * x * net.w).sum(0).detach())
     x = torch.randn(2, 5)
     held = run(x)
     run(x)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import time
 from typing import Any
 
 import pytest
 
 from cudagraph_pool import sizes
-from cudagraph_pool._buckets import LadderBuckets, ListedBuckets
+from cudagraph_pool.sizes import Buckets
 
 
 def test_lists() -> None:
@@ -62,12 +63,12 @@ def test_what_is_no_size() -> None:
     with pytest.raises(ValueError, match=r"padding is -0\.1, but must be 0 or more"):
         sizes.padded(-0.1, 8)
     with pytest.raises(ValueError, match="padding is nan"):
-        LadderBuckets(1, math.nan)
+        Buckets("auto", 0, math.nan)
 
 
 def test_the_cheapest_that_holds_it() -> None:
-    buckets = ListedBuckets([16, 2, 4])
-    assert buckets.listed() == ((16,), (2,), (4,))
+    buckets = Buckets([16, 2, 4], 0, 0)
+    assert buckets.listed == [(16,), (2,), (4,)]
     assert [buckets.fit((n,)) for n in (1, 2, 3, 5, 16, 17)] == [
         (2,),
         (2,),
@@ -81,7 +82,7 @@ def test_the_cheapest_that_holds_it() -> None:
 def test_several_dimensions() -> None:
     random.seed(5)
     listed = {(random.randint(1, 9), random.randint(1, 9)) for _ in range(12)}
-    buckets = ListedBuckets(listed)
+    buckets = Buckets(listed, 0, 0)
     for size in itertools.product(range(1, 11), repeat=2):
         holding = [b for b in listed if b[0] >= size[0] and b[1] >= size[1]]
         found = buckets.fit(size)
@@ -92,10 +93,11 @@ def test_several_dimensions() -> None:
 
 
 def test_sizes_that_come_with_the_calls() -> None:
-    buckets = LadderBuckets(2, 0.25)
-    assert buckets.listed() == ()
+    buckets = Buckets("auto", (0, 1), 0.25)
+    assert buckets.listed == []
     for size in itertools.product((1, 7, 100, 4097), repeat=2):
         found = buckets.fit(size)
+        assert found is not None
         assert all(n <= b <= n * 1.25 for n, b in zip(size, found, strict=True))
         assert buckets.fit(found) == found
 
@@ -112,7 +114,7 @@ def test_sizes_that_come_with_the_calls() -> None:
 )
 def test_lists_that_cannot_be_captured(bad: list[int], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        ListedBuckets(bad)
+        Buckets(bad, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -133,3 +135,16 @@ def test_sizes_that_cannot_be_meant(
 ) -> None:
     with pytest.raises(error, match=said):
         getattr(sizes, name)(*arguments)
+
+
+@pytest.mark.parametrize("padding", [0, 1e-9, 0.001, 0.3])
+def test_ladders_of_many_rungs_are_quick_and_the_same(padding: float) -> None:
+    began = time.perf_counter()
+    assert sizes.padded(padding, 4096)[-1] == 4096
+    assert sizes.rung(10**6, padding) >= 10**6
+    assert time.perf_counter() - began < 1
+    rungs = [0]
+    while rungs[-1] < 1500:
+        rungs.append(int((rungs[-1] + 1) * (1 + padding)))
+    for size in (1, 2, 7, 333, 999, 1000, 1001, 1500):
+        assert sizes.rung(size, padding) == next(rung for rung in rungs if rung >= size)

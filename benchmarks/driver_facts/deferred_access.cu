@@ -4,7 +4,7 @@
 //   nvcc -std=c++17 -O2 -arch=sm_90 benchmarks/driver_facts/deferred_access.cu -lcuda -o deferred_access
 //   ./deferred_access
 //
-// docs/design.md says what it printed. deferred_access.py asks the same of torch and Triton.
+// README.md says what it printed. deferred_access.py asks the same of torch and Triton.
 #include <cuda.h>
 #include <cuda_runtime.h>
 

@@ -3,7 +3,7 @@
     python benchmarks/driver_facts/deferred_access.py
 
 A tensor in memory that is mapped without access takes part in a capture; access comes before the
-replay, and the result is compared with eager. docs/design.md says what it printed, and
+replay, and the result is compared with eager. README.md says what it printed, and
 deferred_access.cu asks the driver itself.
 """
 

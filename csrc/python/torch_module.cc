@@ -150,8 +150,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return sum;
   });
   cgp::BindExecs(m);
-  cgp::BindCalls(m);
-  cgp::BindReplays(m);
   cgp::BindWeights(m);
   cgp::BindWorkspaces(m);
 }

@@ -1,6 +1,6 @@
 """Takes the rules of placement out, one at a time and two, and measures what each is worth.
 
-    python csrc/testing/ablate.py > docs/ablation.md
+    python csrc/testing/ablate.py > benchmarks/results/ablation.md
     python csrc/testing/ablate.py --only known         # those whose name contains "known"
 
 `On("its name")` asks for a rule in the core; in cgp_ablation the environment takes it out.

@@ -86,25 +86,16 @@ def test_what_is_returned_outlives_the_runner() -> None:
 def test_gradients_are_those_of_eager() -> None:
     net = model()
     run = runner(net, sizes=[8, 32])
-    for n in (32, 8, 32):
+    for n in (32, 8, 32, 5):
         x = rows(n, requires_grad=True)
-        net.zero_grad()
-        run(x).square().mean().backward()
-        found = [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
-        x.grad = None
-        net.zero_grad()
-        net(x).square().mean().backward()
-        for a, p in zip(found, [x, *net.parameters()], strict=True):
-            assert torch.equal(a, p.grad)
-    for n in (5, 20):  # padded: sums of another order
-        x = rows(n, requires_grad=True)
-        net.zero_grad()
-        run(x).square().mean().backward()
-        found = [p.grad.clone() for p in net.parameters()]
-        net.zero_grad()
-        net(x).square().mean().backward()
-        for a, p in zip(found, net.parameters(), strict=True):
-            torch.testing.assert_close(a, p.grad)
+        found = []
+        for function in (run, net):
+            x.grad = None
+            net.zero_grad()
+            function(x).square().mean().backward()
+            found.append([x.grad.clone(), *(p.grad.clone() for p in net.parameters())])
+        for a, b in zip(*found, strict=True):
+            torch.testing.assert_close(a, b, **({} if n == 5 else {"rtol": 0, "atol": 0}))
 
 
 def test_an_output_that_autograd_saved_is_known_to_be_overwritten() -> None:
@@ -115,24 +106,6 @@ def test_an_output_that_autograd_saved_is_known_to_be_overwritten() -> None:
         run(rows(next_size))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-
-
-def test_a_training_loop_learns_as_eager_does() -> None:
-    losses: list[list[float]] = []
-    for graphed in (False, True):
-        net = model()
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-        run = runner(net, sizes=[16]) if graphed else net
-        torch.manual_seed(1)
-        losses.append([])
-        for _ in range(20):
-            x = rows(16)
-            loss = (run(x) - x.roll(1, 1)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses[-1].append(loss.item())
-    assert losses[0] == losses[1]
 
 
 def test_calls_on_several_streams() -> None:
@@ -150,38 +123,17 @@ def test_calls_on_several_streams() -> None:
             torch.testing.assert_close(y, (x @ x.T).softmax(1) @ x, rtol=1e-3, atol=1e-3)
 
 
-def test_settled_calls_change_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that go on where the last one was are replayed at once; the first on another stream is
-    ordered behind it, and within a capture there is none.
-    """
-    run = runner(lambda x: (x @ x.T).softmax(1) @ x, clone_outputs=True)
-    asked: list[Any] = []
-    call = cgp.GraphRunner._call
-
-    def noted(self: cgp.GraphRunner, args: Any, kwargs: Any) -> Any:
-        asked.append(args)
-        return call(self, args, kwargs)
-
-    monkeypatch.setattr(cgp.GraphRunner, "_call", noted)
-    streams = [torch.cuda.current_stream(), *(torch.cuda.Stream() for _ in range(2))]
-    inputs = [rows(64) for _ in range(90)]
-    torch.cuda.synchronize()
-    with torch.no_grad():
-        found = []
-        for number, x in enumerate(inputs):
-            with torch.cuda.stream(streams[number // 10 % 3]):
-                found.append(run(x))
-        assert len(asked) == 3 + 8  # until the first is settled; the first on each stream after it
-        torch.cuda.synchronize()
-        for x, y in zip(inputs, found, strict=True):
-            torch.testing.assert_close(y, (x @ x.T).softmax(1) @ x, rtol=1e-3, atol=1e-3)
-        with torch.cuda.stream(streams[2]):
-            graph = torch.cuda.CUDAGraph()
-            graph.capture_begin()
-            inputs[0].clone()
-            with pytest.raises(RuntimeError, match="called while a capture is under way"):
-                run(inputs[0])
-            graph.capture_end()
+def test_a_call_within_a_capture_is_refused() -> None:
+    run, x = runner(lambda x: x * 2, sizes=[8]), rows(8)
+    run(x)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        x.clone()
+        with pytest.raises(RuntimeError, match="called while a capture is under way"):
+            run(x)
+        graph.capture_end()
+    assert torch.equal(run(x), x * 2)
 
 
 @pytest.mark.parametrize(("budget", "execs"), [(0, 4), (64 << 20, 8)])
@@ -199,18 +151,6 @@ def test_sizes_in_use_keep_their_executables_within_the_budget(budget: int, exec
     if execs == len(inputs):
         assert pool.stats()["exec_updates"] == made["exec_updates"]
         assert pool.stats()["exec_instantiations"] == made["exec_instantiations"]
-
-
-def test_graphs_of_a_pool_that_was_closed() -> None:
-    pool = cgp.GraphPool(shared_exec=True)
-    net = model()
-    run = runner(net, sizes=[8], pool=pool)
-    x = rows(8)
-    with torch.no_grad():
-        run.capture(x)
-        pool.close()
-        for _ in range(2):
-            assert torch.equal(run(x), net(x))
 
 
 def test_random_numbers_differ_from_call_to_call() -> None:
@@ -258,12 +198,28 @@ def test_weights_that_move() -> None:
     run = runner(net, sizes=[8])
     x = rows(8)
     with torch.no_grad():
+        for move in (
+            lambda: None,
+            lambda: setattr(net[0].weight, "data", torch.randn_like(net[0].weight)),
+            lambda: setattr(net[2], "bias", torch.nn.Parameter(rows(1)[0])),
+            lambda: net.cpu() and net.cuda(),
+            lambda: net.load_state_dict(model().state_dict(), assign=True),
+        ):
+            move()
+            assert torch.equal(run(x), net(x))
+        net[0], net[2] = model()[0], model()[2]
+        run.reset()
         assert torch.equal(run(x), net(x))
-        other = model(width=256)
-        net[0], net[2] = other[0], other[2]
-        assert torch.equal(run(x), net(x))
-        net[0].weight.data = torch.randn_like(net[0].weight)
-        assert torch.equal(run(x), net(x))
+
+
+def test_weights_that_are_sent_away_free_their_memory() -> None:
+    net = torch.nn.Linear(4096, 4096, bias=False, device="cuda")
+    run = runner(net, sizes=[8])
+    with torch.no_grad():
+        run(torch.zeros(8, 4096, device="cuda"))
+    before = torch.cuda.memory_allocated()
+    net.cpu()
+    assert before - torch.cuda.memory_allocated() >= 64 << 20
 
 
 def test_a_capture_that_fails() -> None:
@@ -296,41 +252,3 @@ def test_report() -> None:
     assert large.peak_bytes >= 64 * 512 * 4
     assert large.pool_bytes >= PAGE
     assert small.pool_bytes == 0, "it was captured after the larger one"
-
-
-def test_guard_finds_replays_that_nothing_orders() -> None:
-    pool = cgp.GraphPool()
-    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
-    x = torch.zeros(1024, device="cuda")
-    for graph in graphs:
-        with cgp.graph(graph, pool):
-            x + 1
-    side = torch.cuda.Stream()
-    native = torch.cuda.CUDAGraph.replay
-    with cgp.guard():
-        graphs[0].replay()
-        graphs[1].replay()
-        with torch.cuda.stream(side):
-            with pytest.raises(RuntimeError, match="nothing orders the two"):
-                graphs[0].replay()
-            side.wait_stream(torch.cuda.default_stream())
-            graphs[0].replay()
-        with pytest.raises(RuntimeError, match="nothing orders the two"):
-            graphs[1].replay()
-        torch.cuda.synchronize()
-        graphs[1].replay()
-    assert torch.cuda.CUDAGraph.replay is native
-
-
-def test_guard_finds_outputs_that_are_used_too_late() -> None:
-    run = runner(lambda x: x * 2, sizes=[4, 8])
-    x = rows(3)
-    with cgp.guard():
-        first = run(x)
-        assert torch.equal(first, x * 2)
-        second = run(rows(6))
-        with pytest.raises(
-            RuntimeError, match=r"of size 3 in the graph of 4, but call \d+, of size 6"
-        ):
-            first.sum()
-        second.sum()

@@ -1,0 +1,5 @@
+"""One callable, captured for many sizes into one pool: :class:`cudagraph_pool.GraphRunner`."""
+
+from .runner import GraphRunner
+
+__all__ = ["GraphRunner"]

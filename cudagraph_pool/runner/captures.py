@@ -1,0 +1,172 @@
+"""Captures into one pool, and the order of their replays: all that knows CUDA here."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._adapter import load_adapter
+from .._forecast import count_nodes
+from ..capture import _next_graph, graph
+from ..pools import GraphPool
+
+# Two marks in the work of a stream, of :meth:`Captures.mark`.
+Span = tuple[Any, Any]
+
+
+class Usage(NamedTuple):
+    """Bytes."""
+
+    pool: int  # that the pool holds
+    execs: int  # that the driver has taken for executables that were made at captures
+    peak: int  # that the last capture had allocated at once, with what lived before
+
+
+class Captures:
+    """Work that is captured into a pool, and replayed one after the other."""
+
+    # One capture at a time in a process: most of a device use one stream, and a wait for the device
+    # would end that of another thread.
+    lock: ClassVar[threading.RLock] = threading.RLock()
+
+    def __init__(self, pool: GraphPool, shared_exec: bool | None, own_workspace: bool) -> None:
+        self.device = pool.device
+        self.pool = pool
+        self.order = pool._order
+        self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
+        self._exec_bytes = 0
+        self._own_workspace = own_workspace
+        self._stream = pool._own_stream if own_workspace else graph._capture_stream(pool.device)
+
+    @contextmanager
+    def on_capture_stream(self) -> Iterator[None]:
+        """Within it the stream that captures is the current one, so that warm-ups make what
+        libraries keep for each stream, outside of the pool. It comes after all replays of the
+        pool, which may still read the static inputs, and before what follows.
+        pre: ``lock`` is held.
+        """
+        current = torch.cuda.current_stream(self.device)
+        with self.order.lock:
+            self.follow(())
+            self._stream.wait_stream(current)
+            self.order.begin("a capture")
+        if self._own_workspace:
+            self.synchronize()  # a graph of the pool that had the stream before may still run
+        # What graphs hold of cuBLAS's workspaces is not made anew.
+        load_adapter().hold_workspaces(self._stream.cuda_stream)
+        try:
+            with torch.cuda.stream(self._stream):
+                yield
+        finally:
+            # Now, since a later call does not hold ``lock``: it would be drawn into the capture
+            # that another thread has begun on the stream by then.
+            with self.order.lock:
+                current.wait_stream(self._stream)
+                self.order.follow(current)
+
+    def empty_caches(self) -> None:
+        """Before captures, as torch.cuda.graph does before each."""
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+        torch._C._host_emptyCache()
+
+    def capture(self, work: Callable[[], None]) -> Any:
+        """A graph of the work. pre: it is one of some :meth:`on_capture_stream`."""
+        captured = torch.cuda.CUDAGraph(keep_graph=True)  # so that its nodes can be counted
+        mode = "thread_local"  # other threads may pin memory for a loader meanwhile
+        with _next_graph(captured, self.pool, self._stream, mode, shared_exec=self._shared_exec):
+            work()
+        if not self._shared_exec:
+            used = self.device_bytes()
+            captured.instantiate()
+            self._exec_bytes += max(0, self.device_bytes() - used)
+        return captured
+
+    def count_nodes(self, captured: Any) -> int:
+        return count_nodes(captured)
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it lies in the pool."""
+        address = tensor.untyped_storage().data_ptr()
+        return bool(self.pool._adapter.pool_of(self.device.index, address) == self.pool.id)
+
+    def usage(self) -> Usage:
+        """What is held now. It does not ask the device, which a small capture would feel."""
+        stats = self.pool._adapter.stats(self.device.index, self.pool.id)
+        return Usage(stats["reserved_bytes"], self._exec_bytes, stats["scope_peak_bytes"])
+
+    def device_bytes(self) -> int:
+        """What nobody else can have of the device now. Also of a pool that was closed."""
+        free, total = torch.cuda.mem_get_info(self.device)
+        return int(total - free)
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.device)
+
+    def mark(self) -> Any:
+        """A point in the current stream's work: an event, which times."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, span: Span) -> float:
+        """Between two marks that the device has passed."""
+        began, ended = span
+        return float(began.elapsed_time(ended)) * 1e-3
+
+    def follow(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
+        """Lets what the current stream gets next come after the last replay of the pool. What it
+        writes to was allocated on another stream, and is known to be used on ``streams``.
+        pre: ``order.lock`` is held until the next one is launched.
+        """
+        if torch._C._cuda_isCurrentStreamCapturing():
+            raise RuntimeError(
+                "a GraphRunner was called while a capture is under way on the current stream: "
+                "graphs of its pool must not become part of another one. Capture what it runs"
+            )
+        current = torch._C._cuda_getCurrentRawStream(self.device.index)
+        last = self.order.stream
+        is_known = streams is None or current in streams
+        if is_known and last is not None and last.cuda_stream == current:
+            return  # as of most calls, which need no Stream object for it
+        stream = torch.cuda.current_stream(self.device)
+        self.order.follow(stream)
+        if streams is not None and not is_known:
+            for tensor in written:
+                tensor.record_stream(stream)
+            streams.add(current)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What the caller has set is no part of a capture, nor of its warm-ups."""
+    # Python's garbage collector would go through all that torch has made, in a tenth of a second,
+    # and in the middle of a capture. A program's own freeze is not undone.
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
+    # What autocast caches would be memory that one graph fills in, and no other one finds filled.
+    # In warm-ups too: torch.compile guards on it, and would compile anew in the capture.
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    # Saved tensors are packed by no hooks of the caller's, as those of a checkpoint.
+    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
+    try:
+        # Backward passes run in this thread: that of autograd for the device may wait for this
+        # capture to end, in a call from within a backward pass of another thread.
+        with (
+            hooks if has_hooks else nullcontext(),
+            torch.autograd.set_multithreading_enabled(False),
+        ):
+            yield
+    finally:
+        torch.set_autocast_cache_enabled(caches)
+        if freezes:
+            gc.unfreeze()
