@@ -27,7 +27,6 @@ _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 _logger = logging.getLogger(__package__)
 
 
-<<<<<<< HEAD
 class _ReplayOrder:
     """The order of the replays of one pool's graphs, if they are asked to: each overwrites what
     those before it left, on whatever streams.
@@ -39,15 +38,6 @@ class _ReplayOrder:
             written to what graphs read.
         what (str): The last one was, for errors.
         wrote: Number and description of the last one that left outputs.
-=======
-class _Turns:
-    """The order of replays of one pool's graphs: each overwrites what those before it left, on
-    whatever streams.
-
-    Attributes:
-        stream (torch.cuda.Stream): Of the last replay.
-        lock: Held while one is launched.
->>>>>>> layout
     """
 
     def __init__(self) -> None:
@@ -58,19 +48,8 @@ class _Turns:
         self.wrote = (0, "")
         self._last: Callable[[], Any] = lambda: None
 
-<<<<<<< HEAD
     def follow(self, stream: torch.cuda.Stream) -> None:
-        """Lets what ``stream`` gets next come after the last one."""
-=======
-    @functools.cached_property
-    def row(self) -> _torch.Row:
-        """The last replay, in C++."""
-        made: _torch.Row = load_adapter().Row(str(self._device))
-        return made
-
-    def order(self, stream: torch.cuda.Stream) -> None:
         """Orders what ``stream`` gets next behind the last replay."""
->>>>>>> layout
         if self.stream == stream:
             return
         if self.stream is not None:
