@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import multi_stream
 import pytest
 import readme_table
 from fake_team import faked
-from stream_programs import LONG, Kind, generate
 
 Capture = pytest.CaptureFixture[str]
 
@@ -66,20 +64,6 @@ def test_rows_and_table(measure: Any, capsys: Capture) -> None:
     assert capsys.readouterr().out.splitlines() == readme_table.table(report)
 
 
-def test_table_of_the_readme(measure: Any) -> None:
-    _, report = measure("", "--configurations", *NAMES)
-    lines = readme_table.table(report)
-    assert len(lines) == 2 + 4  # 2, 4 and 8 streams, and all
-    peaks = [row["peak_bytes"] for row in report["rows"]]
-    mean = (400 << 20) / statistics.geometric_mean(peaks)
-    worst = (400 << 20) / min(peaks)
-    assert lines[2].startswith("| 1 programs, 2 streams | 13.")
-    assert lines[-1] == (
-        f"| 3 programs, all | {mean:.2f} ({worst:.2f}) | {mean / 2:.2f} ({worst / 2:.2f}) "
-        f"| **{mean / 4:.2f} ({worst / 4:.2f})** | 2.00 (2.00) | 0.90 (0.90) | 1.05 (1.05) |"
-    )
-
-
 @pytest.mark.parametrize("allocator", ["stock", "option", "ours"])
 def test_wrong_sums_fail(allocator: str, measure: Any, capsys: Capture) -> None:
     code, report = measure(f"wrong@{allocator}.wrong_sums", "--configurations", *NAMES)
@@ -88,32 +72,3 @@ def test_wrong_sums_fail(allocator: str, measure: Any, capsys: Capture) -> None:
     assert said[len(readme_table.table(report)) :] == [
         f"{NAMES[1]} seed 0, {allocator}: 17 WRONG sums"
     ]
-
-
-@pytest.mark.parametrize("command", ["prepare", "capture", "replay", "wrong_sums", "release"])
-@pytest.mark.parametrize("allocator", ["stock", "ours"])
-def test_a_failing_worker_is_a_failure(
-    command: str, allocator: str, measure: Any, capsys: Capture
-) -> None:
-    code, report = measure(f"fail@{allocator}.{command}", "--configurations", *NAMES[:2])
-    assert code == 1
-    assert "broken" in report["rows"][-1]["allocators"][allocator]["error"]
-    other = "ours" if allocator == "stock" else "stock"
-    assert report["rows"][-1]["allocators"][other]["wrong_sums"] == 0  # the others go on
-    assert f"{allocator}: FAILED" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["--configurations", "3x5"], ["--repeats", "0"], ["--seeds", "x"]],
-)
-def test_wrong_arguments(arguments: list[str], tmp_path: Path, capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        multi_stream.main(["--output", str(tmp_path / "x.json"), *arguments])
-    assert caught.value.code == 2
-
-
-def test_the_long_program_has_100_000_nodes() -> None:
-    program = generate(LONG, 0)
-    assert 100_000 < program.nodes < 103_000
-    assert sum(op.kind == Kind.FREE for op in program.ops) > 20_000

@@ -5,26 +5,11 @@ from __future__ import annotations
 import importlib
 
 import pytest
-from shared_execs import BOUNDS
 
 torch = pytest.importorskip("torch")
-captures_of = importlib.import_module("_exec_captures")
 workloads = importlib.import_module("workloads")
 
 CPU = torch.device("cpu")
-
-
-def test_pool_arguments() -> None:
-    assert captures_of.pool_arguments("default") == {"shared_exec": True}
-    assert captures_of.pool_arguments("none") == {"shared_exec": True, "max_execs": None}
-    numbers = [bound for bound in BOUNDS if bound.isdigit()]
-    assert [captures_of.pool_arguments(bound)["max_execs"] for bound in numbers] == [
-        1,
-        2,
-        4,
-        8,
-        16,
-    ]
 
 
 def test_deep_decoder_depends_on_its_tokens_alone() -> None:

@@ -26,20 +26,6 @@ def test_lists() -> None:
     assert sizes.vllm(256)[-2:] == [248, 256]
 
 
-@pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 9, 100, 255, 256, 257, 1000])
-def test_every_list_ends_with_the_largest(largest: int) -> None:
-    lists = [
-        sizes.exact(largest),
-        sizes.powers_of_two(largest),
-        sizes.multiples(8, largest),
-        sizes.padded(0.25, largest),
-        sizes.vllm(largest),
-    ]
-    for made in lists:
-        assert made[-1] == largest
-        assert made == sorted(set(made))
-
-
 @pytest.mark.parametrize("padding", [0.0, 0.05, 0.25, 1.0, 3.5])
 def test_padding_is_kept_with_few_sizes(padding: float) -> None:
     made = sizes.padded(padding, 1000)
@@ -63,19 +49,6 @@ def test_what_is_no_size() -> None:
         sizes.padded(-0.1, 8)
     with pytest.raises(ValueError, match="padding is nan"):
         LadderBuckets(1, math.nan)
-
-
-def test_the_cheapest_that_holds_it() -> None:
-    buckets = ListedBuckets([16, 2, 4])
-    assert buckets.listed() == ((16,), (2,), (4,))
-    assert [buckets.fit((n,)) for n in (1, 2, 3, 5, 16, 17)] == [
-        (2,),
-        (2,),
-        (4,),
-        (16,),
-        (16,),
-        None,
-    ]
 
 
 def test_several_dimensions() -> None:

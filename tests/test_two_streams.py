@@ -36,23 +36,6 @@ def test_all_models(measure: Any, capsys: Capture) -> None:
     )
 
 
-def test_the_option_is_not_measured_unless_it_is_asked_for(measure: Any) -> None:
-    _, report = measure("", "--workloads", "branches", "--orders", "asc")
-    assert [row["allocator"] for row in report["rows"]] == [*const_memory.ALLOCATORS]
-
-
-def test_wrong_outputs_of_a_model_fail(measure: Any) -> None:
-    code, _ = measure("wrong@ours", *ASKED, "branches")
-    assert code == 1
-
-
-def test_more_than_the_option_fails(measure: Any, capsys: Capture) -> None:
-    code, _ = measure("large@ours", *ASKED, "mlp", "branches")
-    assert code == 1
-    (problem,) = [line for line in capsys.readouterr().out.splitlines() if "MORE" in line]
-    assert problem == "branches asc: reserves MORE than stock or the option"
-
-
 @pytest.mark.parametrize("option", [4, 5, 6])
 def test_above_is_found_by_workload_and_order(option: int) -> None:
     rows = [
