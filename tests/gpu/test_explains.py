@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from entry_points import environment
@@ -20,12 +19,6 @@ from cudagraph_pool.tools.trace import PAGE_BYTES, minimum_bytes, read_trace
 from .work import capture_chain, chain, fresh, torch
 
 pytestmark = pytest.mark.usefixtures("enabled")
-
-
-def pool_of(id: tuple[int, int]) -> dict[str, Any]:
-    pools: list[dict[str, Any]] = cgp.stats()["pools"]
-    (found,) = (pool for pool in pools if pool["id"] == id)
-    return found
 
 
 def test_why_captures_went_to_the_base(caplog: pytest.LogCaptureFixture) -> None:
@@ -74,7 +67,8 @@ def test_map_of_a_pool(tmp_path: Path) -> None:
             if placed.born < other.born < (placed.died or drawn.operations):
                 for begin, end in placed.stretches:
                     assert all(end <= low or high <= begin for low, high in other.stretches)
-    cost = costs.of_pool(pool_of(pool.id), drawn)
+    (shown,) = (one for one in cgp.stats()["pools"] if one["id"] == pool.id)
+    cost = costs.of_pool(shown, drawn)
     assert cost.reserved <= 1.1 * cost.minimum + PAGE_BYTES
     pytest.importorskip("matplotlib")
     pool.plot(tmp_path / "map.png")

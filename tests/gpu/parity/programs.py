@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import cudagraph_pool
-
 # The side is the first argument. On native nothing is enabled, and there never is a pool of ours.
 PRELUDE = """
 import sys
@@ -51,9 +46,3 @@ def capture_and_check(taken):
     assert (tuple(graph.pool()) in ours(x.device.index)) == taken, ours(x.device.index)
     return graph, x, y
 """
-
-
-def python_path() -> str:
-    """Where programs that lie elsewhere find this very package, installed or not."""
-    package = str(Path(cudagraph_pool.__file__).parent.parent)
-    return os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))

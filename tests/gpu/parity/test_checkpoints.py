@@ -13,6 +13,7 @@ import pytest
 
 from ..work import adapter, torch
 from .conftest import Side
+from .memory import reserved
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,10 +74,6 @@ class Pool:
         checked = torch._C._cuda_checkPoolLiveAllocations(self.device, self.id, set(expected))
         assert by_snapshot == checked
         return bool(checked)
-
-    def reserved(self) -> int:
-        segments = torch.cuda.memory_snapshot()
-        return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == self.id)
 
 
 @pytest.fixture
@@ -171,13 +168,13 @@ def test_a_restore_gives_live_tensors_their_deleter(pool: Pool) -> None:
 def test_a_checkpoint_restored_after_its_pool_has_grown(pool: Pool) -> None:
     first, outputs = pool.record(lambda: buffers(SIZES, 11))
     state = pool.checkpoint()
-    before = pool.reserved()
+    before = reserved(pool.id)
     described = [describe(t) for t in outputs]
     addresses = [d["data_ptr"] for d in described]
     for turn in range(3):
         grown, big = pool.record(lambda: buffers([150 * MIB, MIB, 70_000, 33 * MIB], 12))
-        assert pool.reserved() > before + 180 * MIB
-        after = pool.reserved()
+        assert reserved(pool.id) > before + 180 * MIB
+        after = reserved(pool.id)
         del big
         outputs = None
         tensors = [rebuild(entry) for entry in described]
@@ -186,7 +183,7 @@ def test_a_checkpoint_restored_after_its_pool_has_grown(pool: Pool) -> None:
         # What is recorded from here must leave alone what lives, and wants no more memory.
         again, more = pool.record(lambda: buffers([100 * MIB, 3 * MIB, 50_000], 13))
         if turn > 0:
-            assert pool.reserved() == after
+            assert reserved(pool.id) == after
         first.replay()
         again.replay()
         assert all_are(tensors, 11)
@@ -210,7 +207,7 @@ def test_two_branches_use_the_same_memory(pool: Pool) -> None:
     described = describe(kept)
     branches: list[Any] = []
     results: list[dict[str, Any]] = []
-    reserved: list[int] = []
+    held: list[int] = []
     for factor in range(2, 6):
         if branches:
             kept = rebuild(described)
@@ -219,9 +216,9 @@ def test_two_branches_use_the_same_memory(pool: Pool) -> None:
         assert pool.holds(kept.data_ptr(), result.data_ptr())
         branches.append(graph)
         results.append(describe(result))
-        reserved.append(pool.reserved())
+        held.append(reserved(pool.id))
         del kept, result
-    assert max(reserved) == reserved[0]
+    assert max(held) == held[0]
     for value in (1, 4, 7):
         static.fill_(value)
         for number, graph in enumerate(branches):

@@ -14,7 +14,7 @@ import cudagraph_pool as cgp
 from ..work import PAGE, WIDTH, adapter, capture_chain, chain, fresh, torch
 from .captures import Expect
 from .conftest import Side
-from .memory import ids
+from .memory import ids, reserved
 
 Step = Callable[[torch.Tensor], torch.Tensor]
 
@@ -22,11 +22,6 @@ pytestmark = [
     # Of graph captures beside autograd, and of torch.compile: torch's own, and not of the pools.
     pytest.mark.filterwarnings("default"),
 ]
-
-
-def reserved(id: tuple[int, int]) -> int:
-    shown = torch.cuda.memory_snapshot(include_traces=False)
-    return sum(s["total_size"] for s in shown if tuple(s["segment_pool_id"]) == tuple(id))
 
 
 def perceptron(seed: int, hidden: int = 512) -> torch.nn.Module:

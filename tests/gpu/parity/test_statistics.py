@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from ..work import adapter, capture_all, fresh, torch
 from .captures import assert_whose, buffers, buffers_in_holes, capture
 from .conftest import Side
-from .memory import mapped_pages
+from .memory import mapped_pages, settle
 
 MIB = 1 << 20
 
@@ -36,14 +35,6 @@ def memory_stats() -> dict[str, int]:
 
 def change(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {key: value - before[key] for key, value in after.items()}
-
-
-def settle() -> None:
-    """Only what lives is left, so that reserved memory can be compared."""
-    gc.collect()
-    torch.cuda.synchronize()
-    torch._C._cuda_clearCublasWorkspaces()
-    torch.cuda.empty_cache()
 
 
 def own_segments() -> list[dict[str, Any]]:

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+import cudagraph_pool
+
 from ..conftest import Run
 from ..work import torch
 from .conftest import Side
-from .programs import PRELUDE, python_path
+from .programs import PRELUDE
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 # With it NCCL is told of every segment there is when a group begins, and of each one made later.
@@ -177,10 +179,12 @@ finish()
 def run_two_ranks(folder: Path, program: str, side: Side, **environment: str) -> None:
     path = folder / "program.py"
     path.write_text(program)
+    # Where the program finds this very package, installed or not.
+    package = str(Path(cudagraph_pool.__file__).parent.parent)
     common = {
         **os.environ,
         "WORLD_SIZE": "2",
-        "PYTHONPATH": python_path(),
+        "PYTHONPATH": os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")])),
         # Its watchdog must not raise into a capture.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         # It writes down what buffers it is told of.
