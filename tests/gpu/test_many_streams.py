@@ -147,3 +147,32 @@ def test_a_child_graph(streams: list[torch.cuda.Stream]) -> None:
         torch.cuda.synchronize()
         assert torch.equal(inner_y, chain(x))
         assert [bool((t == v).all()) for t, v in ((seen, 1), (early, 2), (late, 3))] == [True] * 3
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.cuda.CUDAGraph, "begin_capture_to_if_node"),
+    reason=f"torch {torch.__version__} cannot capture conditional nodes",
+)
+def test_a_conditional_body() -> None:
+    """What a body allocates lies in the pool, and what it leaves to the graph is right."""
+    pool = cgp.GraphPool()
+    x = fresh(512, seed=0)
+    y, z = torch.zeros_like(x), torch.zeros_like(x)
+    taken = torch.ones((), dtype=torch.bool, device="cuda")
+    chain(x)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        before = x * 2
+        graph.begin_capture_to_if_node(taken)
+        y.copy_(chain(before))
+        graph.end_capture_to_conditional_node()
+        z.copy_(chain(before + 1))
+    for seed, truth in enumerate((True, False, True)):
+        x.copy_(fresh(512, seed=seed))
+        y.fill_(-1)
+        taken.fill_(truth)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(y, chain(x * 2) if truth else torch.full_like(y, -1))
+        assert torch.equal(z, chain(x * 2 + 1))
