@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
-for folder in ("", "benchmarks", "tests/traces"):
-    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / folder))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, sys.path[0] + "/benchmarks")
+sys.path.insert(0, sys.path[1] + "/tests/traces")
 import generate
 import one_way
 import stream_programs
