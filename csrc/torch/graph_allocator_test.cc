@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,12 +17,6 @@
 
 namespace cgp {
 namespace {
-
-TEST_F(GraphAllocatorTest, WithoutARouteEverythingIsTheBases) {
-  const DataPtr data = allocator_.allocate(1000);
-  EXPECT_EQ(data.get_deleter(), &FakeBaseAllocator::Delete);
-  EXPECT_EQ(base_.calls["allocate"], 1);
-}
 
 TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
   Graph graph(*this, id_, 7);
@@ -51,24 +44,6 @@ TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
   inside.clear();
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
-}
-
-// A CUDAPluggableAllocator has no statistics.
-TEST_F(GraphAllocatorTest, ABaseThatDoesNotCountWillDo) {
-  base_.counts = false;
-  allocator_.allocate(1000).clear();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  EXPECT_TRUE(IsOurs(inside));
-  graph.End();
-  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 1024);
-  allocator_.resetPeakStats(device_);
-  allocator_.resetAccumulatedStats(device_);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).allocation[0].allocated, 0);
-  allocator_.setMemoryFraction(0.5, device_);
-  EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.5);
-  EXPECT_EQ(base_.fraction, 0.5 - 1.0 / 32);
 }
 
 TEST_F(GraphAllocatorTest, OutOfMemoryInACaptureTouchesNothingElse) {
@@ -155,24 +130,6 @@ TEST_F(GraphAllocatorTest, EagerMemoryThatRunsOutSaysWhatGraphPoolsHold) {
   EXPECT_EQ(text_of(ways[0]), of_base) << "nothing is held any more";
 }
 
-TEST_F(GraphAllocatorTest, OutOfMemoryInAnEagerScopeFreesWhatNobodyNeeds) {
-  Graph unused(*this, {0, 2}, 6);
-  unused.Begin();
-  allocator_.allocate(kPhysicalLimit - kPage).clear();
-  unused.End();
-  unused.Reset();
-  allocator_.scopes().Register(device_, ToPoolId(id_));
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  DataPtr big = allocator_.allocate(kPhysicalLimit - kPage);
-  EXPECT_TRUE(IsOurs(big));
-  EXPECT_EQ(base_.calls["emptyCache"], 1);
-  EXPECT_THROW(allocator_.allocate(2 * kPage), c10::OutOfMemoryError);
-  big.clear();
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  allocator_.releasePool(device_, id_);
-}
-
 TEST_F(GraphAllocatorTest, UnusedMemoryIsGivenBackButNotDuringACapture) {
   Graph unused(*this, {0, 2}, 6);
   unused.Begin();
@@ -251,23 +208,6 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_EQ(base_.calls["enablePeerAccess"], 2);
 }
 
-// Of torch 2.13: the base's memory would not stay the graph's.
-TEST_F(GraphAllocatorTest, ACaptureCannotNameTheAddressesOfItsBlocks) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  void* const address = allocator_.allocate(kPage).get();
-  try {
-    allocator_.allocateWithAddress(kPage, address);
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    EXPECT_NE(text.find("graph pool (0, 1) chooses the addresses"), std::string::npos) << text;
-    EXPECT_NE(text.find(Hex(reinterpret_cast<Address>(address))), std::string::npos) << text;
-  }
-  EXPECT_EQ(pools().Stats(ToPoolId(id_)).live_blocks, 0U);
-  graph.End();
-}
-
 TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -311,26 +251,6 @@ TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
   EXPECT_EQ(active, usage.all.bytes.current);
 }
 
-TEST_F(GraphAllocatorTest, PeaksAreOfAllPoolsAtOneMoment) {
-  Graph first(*this, id_, 7), second(*this, {0, 2}, 8);
-  first.Begin();
-  allocator_.allocate(5 * kPage).clear();
-  first.End();
-  second.Begin();
-  const DataPtr kept = allocator_.allocate(2 * kPage);
-  second.End();
-  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 5 * int64_t{kPage})
-      << "not 7: the blocks did not live at once";
-  first.Reset();
-  allocator_.emptyCache();
-  const DeviceStats stats = allocator_.getDeviceStats(device_);
-  EXPECT_EQ(stats.reserved_bytes[0].peak, 7 * int64_t{kPage});
-  EXPECT_EQ(stats.reserved_bytes[0].freed, 5 * int64_t{kPage});
-  EXPECT_EQ(stats.reserved_bytes[0].current, 2 * int64_t{kPage});
-  EXPECT_EQ(stats.active[0].freed, 1);
-  EXPECT_EQ(stats.active_bytes[0].freed, 5 * int64_t{kPage});
-}
-
 TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -352,70 +272,6 @@ TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   EXPECT_EQ(pools().Usage().all.count.current, 0U);
   current_device = device_;
   graph.End();
-}
-
-// What a restore brings back was not there when the base held most.
-TEST_F(GraphAllocatorTest, ARestoreBesideABaseThatHeldMoreBeforeIsNoPeak) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr block = allocator_.allocate(1 << 20);
-  graph.End();
-  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
-  block.clear();
-  auto& bases = base_.stats.allocated_bytes[0];
-  bases.current = bases.peak = 100 << 20;
-  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 100 << 20);
-  bases.current = 0;
-  const auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
-  const auto restored = allocator_.getDeviceStats(device_).allocated_bytes[0];
-  EXPECT_EQ(restored.current, 1 << 20);
-  EXPECT_EQ(restored.peak, 100 << 20);
-}
-
-TEST_F(GraphAllocatorTest, WhatIsTrimmedCountsInThePeakThatTheBaseReachedBefore) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.allocate(1000);
-  graph.End();
-  graph.Reset();
-  allocator_.getDeviceStats(device_);
-  auto& bases = base_.stats.reserved_bytes[0];
-  allocator_.allocate(1000).clear();  // by the base
-  bases.peak = 100 << 20;
-  allocator_.emptyCache();
-  bases.peak = 0;
-  EXPECT_EQ(allocator_.getDeviceStats(device_).reserved_bytes[0].peak,
-            (100 << 20) + static_cast<int64_t>(kPage));
-}
-
-TEST_F(GraphAllocatorTest, WhatIsFreedCountsInThePeakThatTheBaseReachedBefore) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr block = allocator_.allocate(1 << 20);
-  graph.End();
-  allocator_.getDeviceStats(device_);
-  allocator_.allocate(1000).clear();  // by the base
-  auto& bases = base_.stats.active_bytes[0];
-  bases.peak = 100 << 20;
-  block.clear();
-  bases.peak = 0;
-  EXPECT_EQ(allocator_.getDeviceStats(device_).active_bytes[0].peak, 101 << 20);
-}
-
-TEST_F(GraphAllocatorTest, WhatTheBaseAsksForCountsInThePeakThatItReachedBefore) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.allocate(1000);
-  graph.End();
-  graph.Reset();
-  allocator_.getDeviceStats(device_);
-  auto& bases = base_.stats.reserved_bytes[0];
-  allocator_.allocate(1000).clear();  // by the base
-  bases.peak = 100 << 20;
-  EXPECT_EQ(allocator_.scopes().TryTrim(), kPage);
-  bases.peak = 0;
-  EXPECT_EQ(allocator_.getDeviceStats(device_).reserved_bytes[0].peak,
-            (100 << 20) + static_cast<int64_t>(kPage));
 }
 
 TEST_F(GraphAllocatorTest, ASnapshotGoesOnWithoutAPoolThatIsGivenBackMeanwhile) {

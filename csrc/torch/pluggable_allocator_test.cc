@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
@@ -129,14 +128,6 @@ TEST_F(PluggableAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) 
   EXPECT_EQ(Malloc(kPage, 2), first);
 }
 
-TEST_F(PluggableAllocatorTest, CyclesAddNoUsers) {
-  ShowHooks();
-  void* const eager = Malloc(kPage);
-  const PoolId pool = *PoolOf(eager);
-  for (int i = 0; i < 5; ++i) Malloc(kPage);
-  EXPECT_EQ(set().UseCount(pool), 1);
-}
-
 TEST_F(PluggableAllocatorTest, ARecordedStreamHoldsTheMemory) {
   DevicePools::For(device_, PoolsOwner::kPluggableAllocator);
   host().HoldEvents(true);
@@ -191,66 +182,6 @@ TEST_F(PluggableAllocatorTest, DuringACaptureEagerFencesStayShut) {
   EndCapture(id_);
   Malloc(kPage, 4);  // grows
   EXPECT_EQ(Malloc(kPage, 3), first);
-}
-
-// Without hooks nobody says that another thread captures. In a process of its own, where torch has
-// called none yet.
-TEST_F(PluggableAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto without_hooks = [&] {
-    void* const first = Malloc(kPage, 2);
-    Free(first);
-    const CaptureId capture = host().graphs().Begin(StreamId{1});
-    EXPECT_NE(Malloc(kPage, 3), first);
-    EXPECT_NE(Malloc(kPage, 3), first);
-    host().graphs().End(capture);
-    EXPECT_NE(Malloc(kPage, 3), first);
-    EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
-    return HasFailure() ? 1 : 0;
-  };
-  EXPECT_EXIT(std::_Exit(without_hooks()), ::testing::ExitedWithCode(0), "");
-}
-
-TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
-  ShowHooks();
-  Free(Malloc(kPage, 2));
-  int failures = 0;
-  for (int64_t call = 1;; ++call) {
-    faults::Arm(faults::Kind::kDriver, call);
-    try {
-      void* const block = Malloc(kPage, 3);
-      if (!faults::Disarm()) break;
-      Free(block);
-    } catch (const DriverError&) {
-      EXPECT_TRUE(faults::Disarm());
-      ++failures;
-    }
-    EXPECT_EQ(set().Usage().all.count.current, 0U) << "call " << call;
-  }
-  EXPECT_GE(failures, 4) << "addresses, a handle, its mapping, and the mark behind what is free";
-}
-
-TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
-  BeginCapture(id_, 7);
-  Free(Malloc(kPhysicalLimit - kPage));
-  EndCapture(id_);
-  EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError) << "its graph needs it";
-  cudagraph_pool_release_pool(device_, id_);
-  BeginCapture({0, 2}, 8);
-  EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
-  EXPECT_THROW(Malloc(2 * kPage, 2), c10::OutOfMemoryError) << "eager, beside the capture";
-  EXPECT_EQ(Reserved(), kPhysicalLimit - kPage) << "nothing may be unmapped now";
-  EndCapture({0, 2});
-  EXPECT_NE(Malloc(kPhysicalLimit), nullptr);
-  try {
-    Malloc(kPage);
-    ADD_FAILURE() << "was allocated";
-  } catch (const c10::OutOfMemoryError& error) {
-    const std::string text = error.what_without_backtrace();
-    EXPECT_NE(text.find(" hold 64.00 MiB (64.00 MiB in live blocks, 0 bytes free)"),
-              std::string::npos)
-        << text;
-  }
 }
 
 TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
@@ -398,42 +329,6 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentGoesWithoutAMark) {
   }
 }
 
-TEST_F(PluggableAllocatorTest, AMemPoolOpensAgainWhoseMemoryAnotherCaptureKept) {
-  FakeBaseAllocator base;
-  GraphAllocator allocator(base);
-  Installed().store(native_);
-  void* const segment = Malloc(kPage);
-  allocator.beginAllocateToPool(device_, id_, [](cudaStream_t) { return false; });
-  Free(segment);
-  EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
-  EXPECT_EQ(Malloc(kPage), segment);
-  allocator.endAllocateToPool(device_, id_);
-  allocator.releasePool(device_, id_);
-  Free(segment);
-  EXPECT_TRUE(set().ids().empty());
-}
-
-// Where the base has a segment from, its first block starts where the segment does.
-TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
-  FakeBaseAllocator base;
-  GraphAllocator allocator(base);
-  Installed().store(native_);
-  DevicePools::For(device_);
-  void* const segment = Malloc(kPage);
-  EXPECT_EQ(set().Usage().reserved_bytes.current, kPage);
-  EXPECT_FALSE(DevicePools::At(segment));
-  EXPECT_THROW(allocator.raw_delete(segment), c10::Error) << "the base was not asked";
-  EXPECT_EQ(set().Usage().all.count.current, 1U);
-  EXPECT_EQ(allocator.getDeviceStats(device_).reserved_bytes[0].current, 0);
-  for (const auto& shown : allocator.snapshot({0, 0}, false).segments) {
-    EXPECT_NE(shown.device, device_);
-  }
-  EXPECT_THROW(allocator.shareIpcHandle(segment), c10::Error);
-  // It goes when the base gives it back.
-  Free(segment);
-  EXPECT_TRUE(set().ids().empty());
-}
-
 // Whose scope ends and begins whenever it has grown; a thread that comes between finds none.
 TEST_F(PluggableAllocatorTest, EagerMemoryIsThereAgainAfterACallOfTheDriverThatFailed) {
   bool failed = true;
@@ -450,28 +345,6 @@ TEST_F(PluggableAllocatorTest, EagerMemoryIsThereAgainAfterACallOfTheDriverThatF
     }
     failed = faults::Disarm();
     EXPECT_NO_THROW(Malloc(kPage, 3)) << "call " << number;
-  }
-}
-
-TEST_F(PluggableAllocatorTest, WhatIsFreedIsFreedWhateverFollows) {
-  Installed().store(native_);
-  for (const faults::Kind kind : {faults::Kind::kDriver, faults::Kind::kMemory}) {
-    bool failed = true;
-    for (int64_t number = 1; failed; ++number) {
-      device_ = current_device = fake_cuda::NextDevice();
-      void* const segment = Malloc(kPage);
-      bool threw = false;
-      faults::Arm(kind, number);
-      try {
-        Free(segment);
-      } catch (const std::exception&) {
-        threw = true;
-      }
-      failed = faults::Disarm();
-      EXPECT_EQ(set().Usage().all.count.current, threw ? 1U : 0U)
-          << "torch keeps a segment that it could not free, call " << number;
-      EXPECT_NO_THROW(Malloc(kPage)) << "call " << number;
-    }
   }
 }
 

@@ -5,7 +5,6 @@
 
 #include <ctime>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -175,26 +174,6 @@ TEST_F(CallbacksTest, WhereOursWasAllocatedIsTold) {
   graph.End();
 }
 
-// Of torch 2.14; releases before it have no such action and nobody who asks.
-TEST_F(CallbacksTest, WhatIsSaidOfOursAfterwardsIsInTheHistory) {
-  Record();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  allocator_.annotateMemory(inside.get(), "kept for the backward");
-  const auto traces = allocator_.snapshot().device_traces;
-  const auto& last = traces.at(static_cast<size_t>(device_)).back();
-  EXPECT_EQ(last.addr_, reinterpret_cast<size_t>(inside.get()));
-  EXPECT_EQ(last.size_, 1000U);
-  EXPECT_EQ(last.mempool_, id_);
-  EXPECT_NE(last.context_, nullptr);
-  constexpr auto kAnnotate = AnnotateAction<Action>();
-  EXPECT_EQ(kAnnotate.has_value(), kTorchMinor >= 14);
-  EXPECT_EQ(last.action_, kAnnotate.value_or(Action::ALLOC));
-  EXPECT_EQ(last.user_metadata_, kAnnotate ? "kept for the backward" : "");
-  graph.End();
-}
-
 TEST_F(CallbacksTest, WhatIsFreedIsFreeWhoeverFails) {
   Track();
   Graph graph(*this, id_, 7);
@@ -215,37 +194,6 @@ TEST_F(CallbacksTest, WhatIsFreedIsFreeWhoeverFails) {
   failing_.clear();
   profiler_->fails = false;
   graph.End();
-}
-
-TEST_F(CallbacksTest, ARestoreIsToldWhateverATrackerSays) {
-  Track();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr block = allocator_.allocate(1000);
-  graph.End();
-  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
-  block.clear();
-  failing_ = {Action::ALLOC};
-  EXPECT_EQ(allocator_.setCheckpointPoolState(device_, checkpoint).dataptrs_allocd.size(), 1U);
-  failing_.clear();
-}
-
-TEST_F(CallbacksTest, ATrackerThatFailsLeavesWhatIsMappedAsItIs) {
-  static bool fails = false;  // trackers stay for good
-  allocator_.attachAllocatorTraceTracker([](const History::TraceEntry& entry) {
-    const bool mapping =
-        entry.action_ == Action::SEGMENT_MAP || entry.action_ == Action::SEGMENT_UNMAP;
-    TORCH_CHECK(!fails || !mapping, "not registered");
-  });
-  fails = true;
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
-  graph.Reset();
-  allocator_.emptyCache();
-  fails = false;
-  EXPECT_TRUE(pools().ids().empty());
 }
 
 TEST_F(CallbacksTest, ARestoreIsNotedAsWhatItChanged) {
@@ -275,26 +223,6 @@ TEST_F(CallbacksTest, ARestoreIsNotedAsWhatItChanged) {
   for (DataPtr& data : delta.dataptrs_allocd) {
     if (data.get() == lives_on.get()) data.release_context();
   }
-}
-
-// The processor's time, which does not depend on what else the machine does.
-TEST_F(CallbacksTest, ARestoreOfManyBlocksIsNotedInTimeThatGrowsAsTheyDo) {
-  Record();
-  std::vector<DataPtr> blocks;
-  const auto seconds_with = [&](size_t count) {
-    Graph graph(*this, id_, count);
-    graph.Begin();
-    while (blocks.size() < count) blocks.push_back(allocator_.allocate(512));
-    graph.End();
-    const auto checkpoint = allocator_.getCheckpointState(device_, id_);
-    const std::clock_t start = std::clock();
-    auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
-    const auto took = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-    for (DataPtr& data : delta.dataptrs_allocd) data.release_context();  // all live on
-    return took;
-  };
-  const double of_fewer = seconds_with(10000);
-  EXPECT_LT(seconds_with(40000), 8 * of_fewer + 0.1) << "16 times as long, were it by the square";
 }
 
 }  // namespace

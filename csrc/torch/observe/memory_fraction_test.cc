@@ -39,18 +39,6 @@ TEST_F(MemoryFractionTest, UnsetItIsTheBasesToSay) {
   EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.75);
 }
 
-// By PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction, or before enable().
-TEST_F(MemoryFractionTest, WhatWasSetBeforeWeCameCountsForBoth) {
-  base_.fraction = 0.75;
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_NE(RefusalOf(25 * kPage), "");
-  const DataPtr inside = allocator_.allocate(24 * kPage);
-  graph.End();
-  EXPECT_EQ(base_.fraction, 0);
-  EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.75) << "as it was set";
-}
-
 TEST_F(MemoryFractionTest, OursGetWhatTheBaseDoesNotHold) {
   allocator_.setMemoryFraction(0.5, device_);
   BaseHolds(10);
@@ -90,16 +78,6 @@ TEST_F(MemoryFractionTest, TheBaseGetsWhatOursDoNotHold) {
   EXPECT_EQ(base_.fraction, 0.5) << "ours gave it back";
 }
 
-TEST_F(MemoryFractionTest, ALargerShareLiftsTheLimit) {
-  allocator_.setMemoryFraction(0.125, device_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_NE(RefusalOf(5 * kPage), "");
-  allocator_.setMemoryFraction(1, device_);
-  EXPECT_EQ(RefusalOf(32 * kPage), "");
-  graph.End();
-}
-
 TEST_F(MemoryFractionTest, TheErrorAndTheObserversSayWhatIsAllowed) {
   std::vector<size_t> observed;
   allocator_.attachOutOfMemoryObserver(
@@ -124,40 +102,6 @@ TEST_F(MemoryFractionTest, TheErrorAndTheObserversSayWhatIsAllowed) {
   // The base's limit: what ours hold of the 8 pages that are allowed is not in it.
   EXPECT_EQ(observed, (std::vector<size_t>{static_cast<size_t>(device_), 6 * kPage, 5 * kPage, 0}));
   graph.End();
-}
-
-TEST_F(MemoryFractionTest, ACaptureThatRunsOutIsCountedOnce) {
-  base_.stats.num_ooms = 5;
-  allocator_.setMemoryFraction(0.125, device_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_NE(RefusalOf(5 * kPage), "");
-  graph.End();
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 6);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 0);
-  EXPECT_EQ(base_.calls["emptyCache"], 0);
-}
-
-TEST_F(MemoryFractionTest, AnEagerScopeThatRunsOutTriesAgain) {
-  allocator_.setMemoryFraction(0.125, device_);
-  Graph unused(*this, {0, 2}, 6);
-  unused.Begin();
-  allocator_.allocate(4 * kPage).clear();
-  unused.End();
-  unused.Reset();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  const DataPtr inside = allocator_.allocate(2 * kPage);
-  EXPECT_TRUE(IsOurs(inside));
-  EXPECT_EQ(base_.fraction, 0.125 - 2 / kPages);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 1);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 0);
-  EXPECT_NE(RefusalOf(4 * kPage), "");
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 2);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 1);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.resetAccumulatedStats(device_);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 0);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 0);
 }
 
 // Two threads tell the base at once, and the one with the older number is the slower.
@@ -193,18 +137,6 @@ TEST_F(MemoryFractionTest, AShareThatIsSetMeanwhileCounts) {
   const DataPtr inside = allocator_.allocate(2 * kPage);
   EXPECT_EQ(base_.fraction, 0.75 - 2 / kPages);
   graph.End();
-}
-
-TEST_F(MemoryFractionTest, TheBaseIsNotToldTheSameAgain) {
-  allocator_.setMemoryFraction(0.5, device_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.allocate(2 * kPage).clear();
-  base_.before_fraction = [] { ADD_FAILURE() << "nothing has changed"; };
-  allocator_.allocate(1000).clear();
-  allocator_.allocate(2 * kPage).clear();
-  graph.End();
-  base_.before_fraction = [] {};
 }
 
 // What makes room for a block is not mapped for it.

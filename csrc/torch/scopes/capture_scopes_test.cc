@@ -4,9 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "testing/host_driver.h"
 #include "testing/pool_of.h"
@@ -18,41 +16,6 @@ namespace cgp {
 namespace {
 
 class GraphScopesTest : public GraphAllocatorTest {};
-
-// As around the bodies of conditional nodes.
-TEST_F(GraphScopesTest, ACaptureOfTheBasesThatPausesIsStillACapture) {
-  base_.users[id_] = 1;
-  Graph graph(*this, id_, 5);
-  graph.Begin();
-  for (int body = 0; body < 2; ++body) {
-    allocator_.endAllocateToPool(device_, id_);
-    EXPECT_FALSE(base_.open.contains({device_, id_}));
-    EXPECT_TRUE(allocator_.capturing());
-    allocator_.beginAllocateToPool(device_, id_, graph.Filter());
-    EXPECT_TRUE(base_.open.contains({device_, id_}));
-  }
-  EXPECT_EQ(allocator_.scopes().counts.bases, 1U);
-  graph.End();
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_FALSE(base_.open.contains({device_, id_}));
-  graph.Reset();
-}
-
-// The next scope marks the device.
-TEST_F(GraphScopesTest, AnEagerScopeEndsThoughTheDeviceCannotBeMarked) {
-  allocator_.createOrIncrefPool(device_, id_);
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  allocator_.allocate(3 * kPage).clear();
-  faults::Arm(faults::Kind::kDriver, 1);
-  EXPECT_NO_THROW(allocator_.endAllocateToPool(device_, id_));
-  faults::Disarm();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_NO_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()));
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  allocator_.releasePool(device_, id_);
-}
 
 TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
   allocator_.scopes().takes_mempools = false;
@@ -178,18 +141,6 @@ TEST_F(GraphScopesTest, TreesFromBeforeHaveTheDeleterOfNewOnes) {
   EXPECT_EQ(allocator_.allocate(1000).get_deleter(), base_.raw_deleter()) << "eager memory";
 }
 
-TEST_F(GraphScopesTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  graph.End();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  EXPECT_FALSE(base_.users.contains(id_));
-}
-
 TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   allocator_.scopes().Register(device_, ToPoolId(id_));
   EXPECT_THROW(allocator_.scopes().Register(device_, ToPoolId(id_)), UsageError);
@@ -233,23 +184,6 @@ TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
   allocator_.releasePool(device_, id_);
 }
 
-TEST_F(GraphScopesTest, TheNewestRouteWins) {
-  const MempoolId_t other{0, 2};
-  allocator_.scopes().Register(device_, ToPoolId(other));
-  allocator_.beginAllocateToPool(device_, other, ThisThread());
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inner = allocator_.allocate(1000);
-  EXPECT_EQ(cgp::PoolOf(pools(), reinterpret_cast<Address>(inner.get())), ToPoolId(id_));
-  allocator_.endAllocateToPool(device_, other);  // crossing, not nested
-  const DataPtr later = allocator_.allocate(1000);
-  EXPECT_EQ(cgp::PoolOf(pools(), reinterpret_cast<Address>(later.get())), ToPoolId(id_));
-  graph.End();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  allocator_.releasePool(device_, other);
-  allocator_.releasePool(device_, other);
-}
-
 // Else it would ask CUDA for events, or free, while a capture is under way.
 TEST_F(GraphScopesTest, TheBaseKnowsWhetherOursAreCapturing) {
   const auto knows = [&] { return !base_.open.empty(); };
@@ -273,62 +207,6 @@ TEST_F(GraphScopesTest, TheBaseKnowsWhetherOursAreCapturing) {
   allocator_.beginAllocateToPool(device_, id_, ThisThread());
   EXPECT_FALSE(knows()) << "no capture";
   allocator_.endAllocateToPool(device_, id_);
-}
-
-TEST_F(GraphScopesTest, ACaptureMayPauseItsRoute) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr inside = allocator_.allocate(1000);
-  allocator_.endAllocateToPool(
-      device_, id_);  // a conditional node: its body is captured on a stream of its own
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_TRUE(allocator_.capturing());
-  Graph body(*this, id_, 70);
-  allocator_.beginAllocateToPool(device_, id_, body.Filter());
-  SetCapture(Stream(4), 70);
-  current_stream = Stream(4);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCapture(Stream(4), 0);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
-  current_stream = Stream(1);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1) << "it releases the pool once";
-  Graph next(*this, id_, 8);  // the scope has ended
-  next.Begin();
-  next.End();
-  graph.Reset();
-  next.Reset();
-  inside.clear();
-  allocator_.emptyCache();
-  EXPECT_THAT(pools().ids(), ::testing::IsEmpty());
-}
-
-TEST_F(GraphScopesTest, APausedCaptureIsNobodyElses) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.endAllocateToPool(device_, id_);
-  std::thread([&] {
-    current_device = device_;
-    current_stream = Stream(2);
-    Graph other(*this, id_, 8);
-    try {
-      allocator_.beginAllocateToPool(device_, id_, other.Filter());
-      ADD_FAILURE() << "two captures fill one pool";
-    } catch (const UsageError& error) {
-      const std::string text = error.what();
-      EXPECT_NE(text.find("is already being allocated to"), std::string::npos) << text;
-    }
-    // Nor does who only works there eagerly.
-    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), UsageError);
-    EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  }).join();
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
-  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
 }
 
 TEST_F(GraphScopesTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {

@@ -38,48 +38,6 @@ class NestedTest : public MemPoolTest {
   }
 };
 
-TEST_F(NestedTest, InACaptureTheNewestTakesWhatIsCaptured) {
-  const MemPool mempool(*this, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  Enter(id_);
-  EXPECT_EQ(Users(id_), 2);
-  EXPECT_EQ(PoolOf(allocator_.allocate(kPage)), pool_);
-  current_stream = Stream(9);
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000))) << "is not captured";
-  current_stream = Stream(1);
-  Exit(id_);
-  EXPECT_EQ(Users(id_), 1);
-  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), ToPoolId(other_));
-  AllocateNested(id_).clear();
-  graph.End();
-  EXPECT_EQ(allocator_.scopes().counts.ours, 1u);
-  EXPECT_FALSE(allocator_.capturing());
-  AllocateIn(id_, kPage).clear();
-  graph.Reset();
-}
-
-// Nothing in the graph orders them.
-TEST_F(NestedTest, WhatItFreesOtherStreamsDoNotGet) {
-  const MemPool mempool(*this, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  const CaptureId capture = Fork(Stream(1), Stream(2), 7);
-  current_stream = Stream(2);
-  DataPtr data = AllocateNested(id_);
-  void* const place = data.get();
-  nodes().Launch(ToStreamId(Stream(2)));
-  data.clear();
-  current_stream = Stream(1);
-  const DataPtr beside = AllocateNested(id_);
-  EXPECT_NE(beside.get(), place);
-  nodes().Wait(ToStreamId(Stream(1)), nodes().Record(ToStreamId(Stream(2))));
-  EXPECT_EQ(AllocateNested(id_).get(), place) << "joined";
-  End(capture, Stream(2));
-  graph.End();
-  graph.Reset();
-}
-
 // A conditional node's, which is a capture of its own and ends before the graph's.
 TEST_F(NestedTest, WhatItFreesInABodyOtherStreamsDoNotGet) {
   const MemPool mempool(*this, id_);
@@ -138,25 +96,6 @@ TEST_F(NestedTest, ScopesThatAreStillOpenEndWithTheCapture) {
   }
 }
 
-TEST_F(NestedTest, AnotherThreadsCaptureDoesNotGoOnWithAScope) {
-  const MemPool mempool(*this, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  AllocateNested(id_).clear();
-  std::thread([&] {
-    current_device = device_;
-    current_stream = Stream(2);
-    Graph beside(*this, {0, 3}, 8);
-    beside.Begin();
-    EXPECT_THROW(Enter(id_), UsageError);
-    beside.End();
-    beside.Reset();
-  }).join();
-  AllocateNested(id_).clear();
-  graph.End();
-  graph.Reset();
-}
-
 // Its MemPools have several scopes at once: those that captures may go on with, and an open one.
 TEST_F(NestedTest, TheBasesScopesEndWithTheirOwnCaptures) {
   allocator_.scopes().takes_mempools = false;
@@ -205,23 +144,6 @@ TEST_F(NestedTest, ItsMemoryIsKeptForTheGraph) {
   }
 }
 
-// As SGLang does around memory that all GPUs have at one address.
-TEST_F(NestedTest, SoItIsForAGraphWhoseRouteIsPausedMeanwhile) {
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  {
-    const MemPool mempool(*this, id_);
-    allocator_.endAllocateToPool(device_, other_);
-    AllocateNested(id_).clear();
-    allocator_.beginAllocateToPool(device_, other_, ThisThread());
-  }
-  EXPECT_EQ(Users(other_), 1);
-  graph.End();
-  allocator_.emptyCache();
-  EXPECT_EQ(Reserved(id_), kPage);
-  graph.Reset();
-}
-
 TEST_F(NestedTest, AScopeInItsOwnPoolWhileItIsPausedTakesNoUserFromAGraph) {
   Graph graph(*this, other_, 7);
   graph.Begin();
@@ -253,25 +175,6 @@ TEST_F(NestedTest, AnotherGraphOfItsThreadDoesNotGoOnWithAGraphsPausedRoute) {
   EXPECT_EQ(Users(other_), 1);
   graph.Reset();
   beside.Reset();
-}
-
-TEST_F(NestedTest, AnotherGraphOfItsThreadDoesNotGoOnWithAScope) {
-  std::optional<MemPool> mempool(std::in_place, *this, id_);
-  Graph first(*this, other_, 7), second(*this, {0, 3}, 8);
-  first.Begin();
-  AllocateNested(id_).clear();
-  current_stream = Stream(2);
-  second.Begin();
-  EXPECT_THROW(Enter(id_), UsageError);
-  second.End();
-  current_stream = Stream(1);
-  AllocateNested(id_).clear();
-  first.End();
-  first.Reset();
-  second.Reset();
-  mempool.reset();
-  allocator_.emptyCache();
-  EXPECT_EQ(Reserved(id_), 0u);
 }
 
 TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {
