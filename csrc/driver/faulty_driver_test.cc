@@ -115,20 +115,5 @@ TEST_F(FaultyDriverTest, FailsEachCallBeforeTheInnerDriverHearsOfItOnceOrForGood
   driver_.Info();
 }
 
-TEST_F(FaultyDriverTest, CountsCallsOfOneKind) {
-  driver_.Arm(
-      {.call_number = 2, .status = DriverStatus::kOutOfMemory, .only = DriverCall::kCreate});
-  driver_.Create(kPage);
-  driver_.Reserve(kPage);
-  try {
-    driver_.Create(3 * kPage);
-    FAIL();
-  } catch (const DriverError& error) {
-    EXPECT_EQ(error.status(), DriverStatus::kOutOfMemory);
-    EXPECT_EQ(error.bytes(), 3 * kPage);
-    EXPECT_EQ(error.code(), 2);
-  }
-}
-
 }  // namespace
 }  // namespace cgp

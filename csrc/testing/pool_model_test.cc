@@ -75,19 +75,6 @@ TEST_F(PoolModelTest, WhoMayNotTakeBytesIsNamed) {
       << "a programmatic edge stands for nothing";
 }
 
-TEST_F(PoolModelTest, OnlyACaptureThatAllocatesKeepsWhatIsFreedInIt) {
-  Place(kC, 0);
-  Place(kC, 1);
-  Begin(kC);
-  Free(0);
-  Place(kC, 2);
-  Free(1);
-  dag_.End(2);
-  dag_.Wait(kC, dag_.At(kA));
-  EXPECT_EQ(Place(kC, 0), "");
-  EXPECT_THAT(Place(kC, 1), HasSubstr("may not be taken"));
-}
-
 TEST_F(PoolModelTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {
   Place(kA, 0);
   Place(kA, 1);
@@ -117,45 +104,6 @@ TEST_F(PoolModelTest, APoolNeedNotGrowWhereThereIsAStretchOrAFenceIsProven) {
   EXPECT_EQ(LeastNew(kD, kPage - 512), 0U);
   dag_.Wait(kB, dag_.At(kA));
   EXPECT_EQ(LeastNew(kB, kPage - 512), 1U) << "A need not lend, as it grew when B was there";
-}
-
-TEST_F(PoolModelTest, WhoTakesPagesOfBeforeTheScopeNeedNotLendEither) {
-  for (const uint32_t page : {0U, 1U}) Place(kA, page);
-  Free(0);
-  dag_.Wait(kA, dag_.At(kB));
-  dag_.End(1);
-  model_.EndScope(kPool, false);
-  model_.BeginScope(kPool, ScopeKind::kCapture, true);
-  Begin(kA);
-  for (const StreamId stream : {kB, kD}) {
-    dag_.Wait(stream, dag_.At(kA));
-    Launch(stream);
-  }
-  for (const StreamId stream : {kA, kB}) model_.Ask(kPool, stream);
-  EXPECT_EQ(Place(kA, 0), "");
-  Launch(kA);
-  Free(0);
-  for (const StreamId stream : {kB, kD}) dag_.Wait(stream, dag_.At(kA));
-  EXPECT_EQ(LeastNew(kD, kPage), 0U);
-  EXPECT_EQ(LeastNew(kB, kPage), 1U) << "A took the page when B was there";
-}
-
-TEST_F(PoolModelTest, WhoTakesAgainWhatItHadInTheScopeMustLend) {
-  model_.EndScope(kPool, false);
-  dag_.Wait(kA, dag_.At(kB));
-  dag_.End(1);
-  model_.BeginScope(kPool, ScopeKind::kCapture, true);
-  Begin(kA);
-  model_.Ask(kPool, kA);
-  Place(kA, 0);
-  Launch(kA);
-  Free(0);
-  model_.Ask(kPool, kB);
-  EXPECT_EQ(Place(kA, 0), "");
-  Launch(kA);
-  Free(0);
-  dag_.Wait(kB, dag_.At(kA));
-  EXPECT_EQ(LeastNew(kB, kPage), 0U);
 }
 
 }  // namespace
