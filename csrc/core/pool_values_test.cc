@@ -32,37 +32,6 @@ TEST(Gauge, SaysWhenThereNeverWasAsMuch) {
   EXPECT_TRUE(gauge.Add(1));
 }
 
-TEST(SetUsage, ABlockOfOneMebibyteIsTheLargestSmallOne) {
-  constexpr uint64_t kMebibyte = uint64_t{1} << 20;  // PyTorch's kSmallSize
-  SetUsage usage;
-  usage.Allocated(BlockOf(kMebibyte, kMebibyte));
-  usage.Allocated(BlockOf(kMebibyte + 512, kMebibyte + 1));
-  EXPECT_EQ(usage.small.bytes.current, kMebibyte);
-  EXPECT_EQ(usage.large.bytes.current, kMebibyte + 512);
-}
-
-TEST(SetUsage, APeakOfTheSmallOnesAloneIsOne) {
-  SetUsage usage;
-  const Block large = BlockOf(uint64_t{1} << 30, uint64_t{1} << 30);
-  usage.Allocated(large);
-  usage.Allocated(large);
-  usage.Freed(large);
-  usage.Freed(large);
-  EXPECT_TRUE(usage.Allocated(BlockOf(512, 1)));
-  usage.Freed(BlockOf(512, 1));
-  EXPECT_FALSE(usage.Allocated(BlockOf(512, 1)));
-}
-
-TEST(SetUsage, ThePeakOfAllIsOneThoughNoPartHasAny) {
-  SetUsage usage;
-  const Block small = BlockOf(512, 512);
-  const Block large = BlockOf(uint64_t{2} << 20, uint64_t{2} << 20);
-  usage.Allocated(large);
-  usage.Freed(large);
-  usage.Allocated(small);
-  EXPECT_TRUE(usage.Allocated(large));
-}
-
 // The gauges one by one, counted from what there is.
 constexpr std::size_t kGauges = 13;
 constexpr std::size_t kHandles = 9;

@@ -28,11 +28,6 @@ TEST(Granules, RoundingUpTheLargestNumberOfBytesDoesNotWrap) {
   EXPECT_EQ(Granules::FromBytesRoundedUp(kMost).count(), kMost / kGranuleBytes + 1);
 }
 
-TEST(Granules, BytesAreTheCountTimes512) {
-  EXPECT_EQ(Granules().bytes(), 0u);
-  EXPECT_EQ(Granules(3).bytes(), 1536u);
-}
-
 TEST(Granules, Arithmetic) {
   EXPECT_EQ(Granules(7) + Granules(2), Granules(9));
   EXPECT_EQ(Granules(7) - Granules(2), Granules(5));
@@ -44,17 +39,6 @@ TEST(Granules, Arithmetic) {
   EXPECT_EQ(sum, Granules(11));
   sum -= Granules(10);
   EXPECT_EQ(sum, Granules(1));
-}
-
-TEST(Granules, AreOrderedByCount) {
-  EXPECT_LT(Granules(2), Granules(3));
-  EXPECT_GE(Granules(3), Granules(3));
-  EXPECT_NE(Granules(3), Granules(4));
-}
-
-TEST(Ids, IndexIsTheNumber) {
-  EXPECT_EQ(Index(PageId{7}), 7u);
-  EXPECT_EQ(Index(SlotId{std::numeric_limits<uint32_t>::max()}), 4'294'967'295u);
 }
 
 }  // namespace
