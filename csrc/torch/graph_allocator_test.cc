@@ -208,49 +208,6 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_EQ(base_.calls["enablePeerAccess"], 2);
 }
 
-TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  std::vector<DataPtr> single;
-  for (int i = 0; i < 6; ++i) single.push_back(allocator_.allocate(kPage));
-  for (size_t i = 1; i < 6; i += 2) single[i].clear();
-  const DataPtr large = allocator_.allocate(3 * kPage);  // in the three holes: each mapped twice
-  ASSERT_EQ(pools().Stats(ToPoolId(id_)).pages, 6U);
-  ASSERT_GT(pools().Stats(ToPoolId(id_)).page_mappings, 6U);
-  for (size_t i = 0; i < 6; i += 2) single[i].clear();
-  const DataPtr small = allocator_.allocate(1000);
-  graph.End();
-  DeviceStats stats = allocator_.getDeviceStats(device_);
-  const SetUsage usage = pools().Usage();
-  EXPECT_EQ(stats.reserved_bytes[0].current, static_cast<int64_t>(usage.reserved_bytes.current));
-  EXPECT_EQ(stats.allocated_bytes[0].current, static_cast<int64_t>(1024 + 3 * kPage));
-  EXPECT_EQ(stats.requested_bytes[0].current, static_cast<int64_t>(1000 + 3 * kPage));
-  EXPECT_EQ(stats.allocated_bytes[0].peak, static_cast<int64_t>(6 * kPage));
-  EXPECT_EQ(stats.allocation[0].current, 2);
-  EXPECT_EQ(stats.allocation[0].allocated, 8);
-  allocator_.resetPeakStats(device_);
-  allocator_.resetAccumulatedStats(device_);
-  stats = allocator_.getDeviceStats(device_);
-  EXPECT_EQ(stats.allocated_bytes[0].peak, stats.allocated_bytes[0].current);
-  EXPECT_EQ(stats.allocation[0].allocated, 0);
-
-  const auto info = allocator_.snapshot(id_, false);
-  uint64_t segments = 0, active = 0;
-  for (const auto& segment : info.segments) {
-    if (segment.device != device_) continue;
-    EXPECT_EQ(segment.owner_private_pool_id, id_);
-    uint64_t tiled = 0;
-    for (const auto& block : segment.blocks) {
-      tiled += block.size;
-      active += block.allocated ? block.size : 0;
-    }
-    EXPECT_EQ(tiled, segment.total_size);
-    segments += segment.total_size;
-  }
-  EXPECT_EQ(segments, usage.reserved_bytes.current);
-  EXPECT_EQ(active, usage.all.bytes.current);
-}
-
 TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -325,39 +282,6 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   EXPECT_EQ(strangers, 0);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
-}
-
-// Its statistics are asked for where it has grown, or where the sum of both may have a new peak.
-TEST_F(GraphAllocatorTest, TheBaseIsAskedOnlyWhereItMatters) {
-  int asked = 0;
-  base_.before_stats = [&] { ++asked; };
-  const auto asks = [&](const auto& call) {
-    asked = 0;
-    call();
-    return asked;
-  };
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_EQ(asks([&] { allocator_.allocate(kPage).clear(); }), 2) << "first what it holds";
-  EXPECT_EQ(asks([&] { allocator_.allocate(kPage / 2).clear(); }), 1) << "a peak of small blocks";
-  EXPECT_EQ(asks([&] {
-              for (size_t bytes = 512; bytes <= kPage; bytes *= 2) {
-                const DataPtr block = allocator_.allocate(bytes);
-              }
-            }),
-            0)
-      << "neither the base nor ours have grown";
-  current_stream = Stream(2);  // in no capture
-  const DataPtr eager = allocator_.allocate(1000);
-  EXPECT_EQ(asks([&] { allocator_.allocate(1000).clear(); }), 0) << "eager work asks nothing";
-  current_stream = Stream(1);
-  DataPtr inside;
-  EXPECT_EQ(asks([&] { inside = allocator_.allocate(1000); }), 1) << "it has grown";
-  EXPECT_EQ(asks([&] { inside.clear(); }), 0);
-  EXPECT_EQ(asks([&] { inside = allocator_.allocate(2 * kPage); }), 1) << "a new peak";
-  EXPECT_EQ(asks([&] { inside.clear(); }), 0);
-  graph.End();
-  EXPECT_EQ(asks([&] { graph.Reset(); }), 0);
 }
 
 }  // namespace

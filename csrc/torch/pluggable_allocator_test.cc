@@ -198,12 +198,6 @@ TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   cudagraph_pool_end_allocate_to_pool(device_, {0, 2});
 }
 
-TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
-  void* const first = Malloc(kPhysicalLimit);
-  Free(first);
-  EXPECT_EQ(Malloc(kPhysicalLimit, 2), first);
-}
-
 TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
   FakeBaseAllocator base;
   GraphAllocator allocator(base);
@@ -223,21 +217,6 @@ TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
   EXPECT_FALSE(others.Contains(pool_));
 }
 
-TEST_F(PluggableAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
-  BeginCapture(id_, 7);
-  Free(Malloc(4 * kPage));
-  EndCapture(id_);
-  cudagraph_pool_reset();
-  EXPECT_EQ(Reserved(), 4 * kPage) << "its graph lives";
-  cudagraph_pool_release_pool(device_, id_);
-  BeginCapture({0, 2}, 8);
-  cudagraph_pool_reset();
-  EXPECT_EQ(Reserved(), 4 * kPage);
-  EndCapture({0, 2});
-  cudagraph_pool_reset();
-  EXPECT_EQ(Reserved(), 0U);
-}
-
 TEST_F(PluggableAllocatorTest, AnAbandonedCaptureMakesWay) {
   BeginCapture(id_, 7);
   Free(Malloc(1000));
@@ -250,18 +229,6 @@ TEST_F(PluggableAllocatorTest, AnAbandonedCaptureMakesWay) {
   EndCapture({0, 2});
   cudagraph_pool_reset();
   EXPECT_FALSE(set().Contains(pool_));
-}
-
-TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
-  BeginCapture(id_, 7);
-  cudagraph_pool_end_allocate_to_pool(device_, id_);
-  EXPECT_THROW(Malloc(1000), c10::Error);
-  cudagraph_pool_begin_allocate_to_pool(
-      device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
-  EXPECT_EQ(PoolOf(Malloc(1000)), pool_);
-  EndCapture(id_);
-  EXPECT_EQ(set().UseCount(pool_), 1);
-  EXPECT_THROW(Malloc(kPhysicalLimit), c10::OutOfMemoryError);
 }
 
 TEST_F(PluggableAllocatorTest, RefusedScopesAreErrors) {
@@ -300,17 +267,6 @@ TEST_F(PluggableAllocatorTest, SegmentsOfMemPoolsAreServedDuringCapturesAndGiven
   EXPECT_EQ(Reserved(), 0U);
   EXPECT_TRUE(set().ids().empty());
   EXPECT_NE(Malloc(kPage), nullptr) << "it opens again";
-}
-
-TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
-  Installed().store(native_);
-  void* const segment = Malloc(kPage);
-  SetCapture(Stream(1), 7);
-  Free(segment);
-  EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
-  SetCapture(Stream(1), 0);
-  Free(Malloc(kPage));
-  EXPECT_EQ(Reserved(), 0U);
 }
 
 // Torch tells nobody of captures here, and a mark would end those of all streams. One that is under

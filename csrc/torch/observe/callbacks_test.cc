@@ -174,28 +174,6 @@ TEST_F(CallbacksTest, WhereOursWasAllocatedIsTold) {
   graph.End();
 }
 
-TEST_F(CallbacksTest, WhatIsFreedIsFreeWhoeverFails) {
-  Track();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  void* const a = allocator_.raw_alloc(1000);
-  DataPtr b = allocator_.allocate(1000);
-  told_.clear();
-  profiler_->reports.clear();
-  profiler_->fails = true;
-  failing_ = {Action::FREE_REQUESTED};
-  EXPECT_NO_THROW(allocator_.raw_delete(a));
-  EXPECT_EQ(LiveBlocks(), 1U);
-  EXPECT_EQ(told_.size(), 4U) << "both trackers of both actions";
-  EXPECT_EQ(profiler_->reports.size(), 1U);
-  b.clear();
-  EXPECT_EQ(LiveBlocks(), 0U);
-  EXPECT_EQ(profiler_->reports.size(), 2U);
-  failing_.clear();
-  profiler_->fails = false;
-  graph.End();
-}
-
 TEST_F(CallbacksTest, ARestoreIsNotedAsWhatItChanged) {
   Graph graph(*this, id_, 7);
   graph.Begin();

@@ -81,37 +81,6 @@ TEST_F(HistoryTest, AnEntrySaysWhatTheEventDid) {
   EXPECT_EQ(entries[0].compile_context_, "N/A");
 }
 
-TEST_F(HistoryTest, LevelsSayWhichStacksAreKept) {
-  Configure(When::NEVER);
-  Allocate(512);
-  EXPECT_EQ(history_.ContextOf(512), nullptr);
-  EXPECT_EQ(Entries().back().context_, nullptr);
-
-  Configure(When::STATE);
-  Allocate(1024);
-  EXPECT_NE(history_.ContextOf(1024), nullptr);
-  EXPECT_EQ(Entries().back().context_, nullptr) << "stacks are of live blocks alone";
-
-  Configure(When::ALLOC);
-  Allocate(1536);
-  const History::Context allocated_at = history_.ContextOf(1536);
-  EXPECT_NE(allocated_at, nullptr);
-  EXPECT_EQ(Entries().back().context_, allocated_at);
-  Free(1536);
-  EXPECT_EQ(Entries().back().context_, allocated_at) << "nobody asked where it was freed";
-  EXPECT_EQ(history_.ContextOf(1536), nullptr);
-
-  Configure(When::ALL);
-  Allocate(2048);
-  const History::Context here = history_.ContextOf(2048);
-  Free(2048);
-  const auto entries = Entries();
-  EXPECT_NE(entries.back().context_, nullptr);
-  EXPECT_NE(entries.back().context_, here);
-  EXPECT_EQ(entries.back().context_, entries[entries.size() - 2].context_) << "one free, one stack";
-  EXPECT_EQ(history_.ContextOf(2048), nullptr);
-}
-
 TEST_F(HistoryTest, ActionsToSkipAreSkippedAndTheirStacksKept) {
   Configure(When::ALLOC, kMany, false, {"alloc", "free_requested"});
   Allocate(512);

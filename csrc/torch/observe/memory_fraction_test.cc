@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "torch/testing/graph_allocator_fixture.h"
@@ -104,28 +103,6 @@ TEST_F(MemoryFractionTest, TheErrorAndTheObserversSayWhatIsAllowed) {
   graph.End();
 }
 
-// Two threads tell the base at once, and the one with the older number is the slower.
-TEST_F(MemoryFractionTest, TheBaseIsToldTheLatestLast) {
-  allocator_.setMemoryFraction(0.5, device_);
-  Graph graph(*this, id_, 7), other(*this, {0, 2}, 8);
-  graph.Begin();
-  DataPtr beside;
-  base_.before_fraction = [&] {
-    base_.before_fraction = [] {};
-    std::thread([&] {
-      current_device = device_;
-      current_stream = Stream(2);
-      other.Begin();
-      beside = allocator_.allocate(4 * kPage);
-      other.End();
-    }).join();
-    EXPECT_EQ(base_.fraction, 0.5 - 6 / kPages) << "the other one was faster";
-  };
-  const DataPtr inside = allocator_.allocate(2 * kPage);
-  EXPECT_EQ(base_.fraction, 0.5 - 6 / kPages);
-  graph.End();
-}
-
 TEST_F(MemoryFractionTest, AShareThatIsSetMeanwhileCounts) {
   allocator_.setMemoryFraction(0.5, device_);
   Graph graph(*this, id_, 7);
@@ -137,32 +114,6 @@ TEST_F(MemoryFractionTest, AShareThatIsSetMeanwhileCounts) {
   const DataPtr inside = allocator_.allocate(2 * kPage);
   EXPECT_EQ(base_.fraction, 0.75 - 2 / kPages);
   graph.End();
-}
-
-// What makes room for a block is not mapped for it.
-TEST_F(MemoryFractionTest, WhatIsGivenBackMeanwhileIsNotedAsNobodys) {
-  Graph unused(*this, {0, 2}, 6);
-  unused.Begin();
-  allocator_.allocate(20 * kPage).clear();
-  unused.End();
-  unused.Reset();
-  allocator_.recordHistory(true, nullptr, 1000, History::When::NEVER, true, {});
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  const DataPtr inside = allocator_.allocate(20 * kPage);
-  allocator_.endAllocateToPool(device_, id_);
-  int mapped = 0, unmapped = 0;
-  const auto info = allocator_.snapshot();
-  for (const auto& entry : info.device_traces.at(static_cast<size_t>(device_))) {
-    if (entry.action_ == History::Action::SEGMENT_MAP) {
-      ++mapped;
-      EXPECT_EQ(entry.mempool_, id_);
-    } else if (entry.action_ == History::Action::SEGMENT_UNMAP && entry.mempool_ != id_) {
-      ++unmapped;
-    }
-  }
-  EXPECT_GT(mapped, 0);
-  EXPECT_GT(unmapped, 0);
-  allocator_.recordHistory(false, nullptr, 0, History::When::NEVER, true, {});
 }
 
 }  // namespace

@@ -19,8 +19,6 @@ using fake_cuda::kPage;
 constexpr PoolId kId{0, 1};
 constexpr StreamId kStream{1};
 
-struct Stack final : c10::GatheredContext {};
-
 class SnapshotTest : public ::testing::Test {
  protected:
   void SetUp() override { set().BeginScope(kId, ScopeKind::kCapture); }

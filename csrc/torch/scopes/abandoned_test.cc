@@ -15,25 +15,12 @@ namespace {
 class AbandonedCaptureTest : public GraphAllocatorTest {
  protected:
   void TearDown() override { ExpectNothingIsLeft(); }
-  // A capture that fails: nobody ends it before torch 2.14.
-  void FailIn(MempoolId_t id) {
-    Graph failed(*this, id, ++last_capture_);
-    failed.Begin();
-    allocator_.allocate(1000).clear();
-    failed.Fail();
-  }
   void Capture(MempoolId_t id) {
     Graph graph(*this, id, ++last_capture_);
     graph.Begin();
     EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
     graph.End();
     graph.Reset();
-  }
-  // What the graph of a failed capture still does, from 2.14 on.
-  void EndLate(MempoolId_t id) {
-    if (!kGraphReleasesAbandonedPool) return;
-    allocator_.endAllocateToPool(device_, id);
-    allocator_.releasePool(device_, id);
   }
   int Users(MempoolId_t id) { return pools().UseCount(ToPoolId(id)); }
 
@@ -71,40 +58,6 @@ TEST_F(AbandonedCaptureTest, WhileOneIsBeingEndedNothingIsGivenBack) {
   host.graphs().End(capture);
   allocator_.emptyCache();
   EXPECT_EQ(pools().TrimmableBytes(), 0U);
-}
-
-TEST_F(AbandonedCaptureTest, TheNextInItsPoolShowsThatItFailed) {
-  allocator_.scopes().Register(device_, ToPoolId(id_));
-  for (const bool emptied : {true, false}) {
-    FailIn(id_);
-    if (emptied) allocator_.emptyCache();
-    current_stream = Stream(2);
-    Capture(id_);
-    EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 2 : 1);
-    current_stream = Stream(1);
-    EndLate(id_);
-  }
-  allocator_.releasePool(device_, id_);
-}
-
-TEST_F(AbandonedCaptureTest, OneOfAnotherThreadMayJustBeAboutToBegin) {
-  Graph graph(*this, id_, 7);
-  std::thread([&] {
-    current_stream = Stream(5);
-    current_device = device_;
-    allocator_.beginAllocateToPool(device_, id_, graph.Filter());  // and its capture comes next
-  }).join();
-  allocator_.emptyCache();
-  EXPECT_TRUE(allocator_.capturing());
-  EXPECT_THROW(Capture(id_), UsageError) << "two captures fill one pool";
-  EXPECT_TRUE(allocator_.capturing());
-  SetCapture(Stream(1), 0);
-  SetCapture(Stream(5), 7);
-  current_stream = Stream(5);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCapture(Stream(5), 0);
-  allocator_.endAllocateToPool(device_, id_);
-  graph.Reset();
 }
 
 // Two threads use one stream, as those of torch.cuda.graph() do that name none.
@@ -147,15 +100,6 @@ TEST_F(AwaitedTest, OneThatIsAboutToEndOnTheStreamDoesEnd) {
     first.Reset();
     allocator_.emptyCache();
   }
-}
-
-// What it has not done in a while it will not do.
-TEST_F(AwaitedTest, OneThatFailedOnTheStreamIsNotAwaitedForGood) {
-  FailIn(id_);
-  Beside([&] { Capture(other_); }).join();
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 1 : 0);
-  EndLate(id_);
 }
 
 }  // namespace

@@ -56,19 +56,6 @@ TEST_F(AnnexesTest, WhatACaptureAsksTheBaseForIsKeptForItsGraph) {
   EXPECT_EQ(UsersOf(annex), 0) << "the base may have it back";
 }
 
-TEST_F(AnnexesTest, CapturesAtOnceDoNotMeet) {
-  Graph first(*this, id_, 7), second(*this, {0, 2}, 8);
-  first.Begin();
-  current_stream = Stream(2);
-  second.Begin();
-  const MempoolId_t of_second = PoolOf(AllocateAtTheBase());
-  current_stream = Stream(1);
-  EXPECT_NE(PoolOf(AllocateAtTheBase()), of_second);
-  second.End();
-  EXPECT_NE(PoolOf(AllocateAtTheBase()), (MempoolId_t{0, 0})) << "the first one goes on";
-  first.End();
-}
-
 TEST_F(AnnexesTest, AFailedCapturesAnnexIsGivenBack) {
   Graph failed(*this, id_, 7);
   failed.Begin();
@@ -78,20 +65,6 @@ TEST_F(AnnexesTest, AFailedCapturesAnnexIsGivenBack) {
   allocator_.scopes().EndFailed(device_, id_);
   EXPECT_TRUE(base_.open.empty());
   if (kGraphReleasesAbandonedPool) failed.Reset();
-  EXPECT_EQ(UsersOfAll(), 0);
-}
-
-TEST_F(AnnexesTest, ABaseThatRefusesLeavesNoCapture) {
-  base_.refuses_to_begin = true;
-  Graph graph(*this, id_, 7);
-  EXPECT_THROW(graph.Begin(), c10::Error);
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_FALSE(pools().Contains(ToPoolId(id_)));
-  base_.refuses_to_begin = false;
-  graph.Begin();
-  EXPECT_NE(PoolOf(AllocateAtTheBase()), (MempoolId_t{0, 0}));
-  graph.End();
-  graph.Reset();
   EXPECT_EQ(UsersOfAll(), 0);
 }
 

@@ -3,7 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
 #include <thread>
 
 #include "testing/host_driver.h"
@@ -155,58 +154,6 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   EXPECT_THROW(allocator_.releasePool(device_, id_), UsageError);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
-}
-
-// All work of a program may be on one stream, its captures too.
-TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
-  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver.inner());
-  allocator_.scopes().Register(device_, ToPoolId(id_));
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  DataPtr first = allocator_.allocate(kPage), second = allocator_.allocate(kPage);
-  const std::array<void*, 2> places = {first.get(), second.get()};
-  Graph graph(*this, {0, 2}, 7);
-  graph.Begin();
-  const CaptureId capture = host.graphs().Begin(StreamId{1});
-  first.clear();
-  allocator_.endAllocateToPool(device_, id_);
-  second.clear();
-  EXPECT_EQ(pools().Usage().all.count.current, 0U);
-  graph.End();
-  host.graphs().End(capture);
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  current_stream = Stream(2);
-  DataPtr third = allocator_.allocate(kPage), fourth = allocator_.allocate(kPage);
-  EXPECT_THAT(places, ::testing::UnorderedElementsAre(third.get(), fourth.get()));
-  third.clear();
-  fourth.clear();
-  allocator_.endAllocateToPool(device_, id_);
-  for (int i = 0; i < 2; ++i) allocator_.releasePool(device_, id_);
-  allocator_.releasePool(device_, id_);
-}
-
-// Else it would ask CUDA for events, or free, while a capture is under way.
-TEST_F(GraphScopesTest, TheBaseKnowsWhetherOursAreCapturing) {
-  const auto knows = [&] { return !base_.open.empty(); };
-  const cudaStream_t second_stream = Stream(2);
-  Graph first(*this, id_, 7), second(*this, {0, 2}, 8);
-  for (int round = 0; round < 3; ++round) {
-    first.Begin();
-    EXPECT_TRUE(knows());
-    EXPECT_FALSE(base_.open.contains({device_, id_})) << "but not whose pool it is";
-    current_stream = second_stream;
-    second.Begin();
-    second.End();
-    EXPECT_TRUE(knows()) << "the other one goes on";
-    current_stream = Stream(1);
-    allocator_.endAllocateToPool(device_, id_);
-    EXPECT_TRUE(knows()) << "the capture goes on without its route";
-    allocator_.beginAllocateToPool(device_, id_, first.Filter());
-    first.End();
-    EXPECT_FALSE(knows());
-  }
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(knows()) << "no capture";
-  allocator_.endAllocateToPool(device_, id_);
 }
 
 TEST_F(GraphScopesTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {

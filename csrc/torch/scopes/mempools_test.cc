@@ -66,27 +66,6 @@ TEST_F(MemPoolTest, ACaptureIntoItFindsWhatTheWarmUpLeft) {
   second.Reset();
 }
 
-TEST_F(MemPoolTest, ACaptureMayFailInIt) {
-  const MemPool mempool(*this, id_);
-  {
-    Graph failed(*this, id_, 7);
-    failed.Begin();
-    allocator_.allocate(1000).clear();
-    failed.Fail();
-  }
-  const DataPtr eager = AllocateIn(id_, 1000);
-  Graph next(*this, id_, 8);
-  next.Begin();
-  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), pool_);
-  next.End();
-  next.Reset();
-  if (kGraphReleasesAbandonedPool) {
-    allocator_.endAllocateToPool(device_, id_);
-    allocator_.releasePool(device_, id_);
-  }
-  EXPECT_EQ(Users(id_), 1);
-}
-
 TEST_F(MemPoolTest, WithNoSplitBlocksShareNoPage) {
   const MemPool mempool(*this, id_, false, true);
   const DataPtr small = AllocateIn(id_, 1000), large = AllocateIn(id_, kPage + 1);

@@ -2,9 +2,6 @@
 // last.
 #include <gtest/gtest.h>
 
-#include <optional>
-#include <thread>
-
 #include "torch/testing/mempools_fixture.h"
 
 namespace cgp {
@@ -20,52 +17,7 @@ class NestedTest : public MemPoolTest {
     Exit(id);
     return data;
   }
-
-  HostGraphs& nodes() {
-    return fake_cuda::HostOf(DevicePools::For(device_).driver.inner()).graphs();
-  }
-  // `main` captures, as `id`, and `side` goes on behind its first node.
-  CaptureId Fork(cudaStream_t main, cudaStream_t side, CaptureId id) {
-    const CaptureId capture = nodes().Begin(ToStreamId(main));
-    nodes().Launch(ToStreamId(main));
-    nodes().Wait(ToStreamId(side), nodes().Record(ToStreamId(main)));
-    SetCapture(side, id);
-    return capture;
-  }
-  void End(CaptureId capture, cudaStream_t side) {
-    nodes().End(capture);
-    SetCapture(side, 0);
-  }
 };
-
-// A conditional node's, which is a capture of its own and ends before the graph's.
-TEST_F(NestedTest, WhatItFreesInABodyOtherStreamsDoNotGet) {
-  const MemPool mempool(*this, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  const CaptureId capture = Fork(Stream(1), Stream(2), 7);
-  allocator_.endAllocateToPool(device_, other_);
-  Graph body(*this, other_, 70);
-  allocator_.beginAllocateToPool(device_, other_, body.Filter());
-  const CaptureId bodys = nodes().Begin(ToStreamId(Stream(4)));
-  current_stream = Stream(4);
-  SetCapture(Stream(4), 70);
-  DataPtr data = AllocateNested(id_);
-  void* const place = data.get();
-  nodes().Launch(ToStreamId(Stream(4)));
-  data.clear();
-  End(bodys, Stream(4));
-  current_stream = Stream(1);
-  allocator_.endAllocateToPool(device_, other_);
-  allocator_.beginAllocateToPool(device_, other_, graph.Filter());
-  nodes().Launch(ToStreamId(Stream(1)));
-  current_stream = Stream(2);
-  EXPECT_NE(AllocateNested(id_).get(), place);
-  current_stream = Stream(1);
-  End(capture, Stream(2));
-  graph.End();
-  graph.Reset();
-}
 
 TEST_F(NestedTest, ScopesThatAreStillOpenEndWithTheCapture) {
   const MemPool mempool(*this, id_);
@@ -93,54 +45,6 @@ TEST_F(NestedTest, ScopesThatAreStillOpenEndWithTheCapture) {
   if (kGraphReleasesAbandonedPool) {
     allocator_.endAllocateToPool(device_, other_);
     allocator_.releasePool(device_, other_);
-  }
-}
-
-// Its MemPools have several scopes at once: those that captures may go on with, and an open one.
-TEST_F(NestedTest, TheBasesScopesEndWithTheirOwnCaptures) {
-  allocator_.scopes().takes_mempools = false;
-  allocator_.createOrIncrefPool(device_, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  Enter(id_);
-  Exit(id_);
-  std::thread([&] {
-    current_device = device_;
-    current_stream = Stream(2);
-    Graph beside(*this, {0, 3}, 8);
-    beside.Begin();
-    Enter(id_);
-    Exit(id_);
-    EXPECT_TRUE(IsOurs(allocator_.allocate(1000))) << "else the graph gets eager memory";
-    beside.End();
-    beside.Reset();
-  }).join();
-  Enter(id_);
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  Exit(id_);
-  graph.End();
-  graph.Reset();
-  allocator_.releasePool(device_, id_);
-}
-
-// A replay writes to it.
-TEST_F(NestedTest, ItsMemoryIsKeptForTheGraph) {
-  for (const bool bases : {false, true}) {
-    if (bases) base_.users[other_] = 1;
-    Graph graph(*this, other_, bases ? 8 : 7);
-    graph.Begin();
-    {
-      const MemPool mempool(*this, id_);
-      AllocateNested(id_).clear();
-      AllocateNested(id_).clear();
-    }
-    graph.End();
-    allocator_.emptyCache();
-    EXPECT_EQ(Reserved(id_), kPage);
-    graph.Reset();
-    if (bases) allocator_.releasePool(device_, other_);
-    allocator_.emptyCache();
-    EXPECT_EQ(Reserved(id_), 0u);
   }
 }
 
@@ -175,23 +79,6 @@ TEST_F(NestedTest, AnotherGraphOfItsThreadDoesNotGoOnWithAGraphsPausedRoute) {
   EXPECT_EQ(Users(other_), 1);
   graph.Reset();
   beside.Reset();
-}
-
-TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {
-  std::optional<MemPool> first(std::in_place, *this, id_), second(std::in_place, *this, other_);
-  Graph in_first(*this, id_, 7), in_second(*this, other_, 8);
-  in_first.Begin();
-  AllocateNested(other_).clear();
-  in_first.End();
-  in_second.Begin();
-  AllocateNested(id_).clear();
-  in_second.End();
-  first.reset();
-  second.reset();
-  in_first.Reset();
-  allocator_.emptyCache();
-  EXPECT_EQ(Reserved(id_), kPage);
-  in_second.Reset();
 }
 
 }  // namespace

@@ -94,27 +94,6 @@ TEST_F(RouteTableTest, ARouteThatComesShowsWhichCapturesAreOver) {
   EXPECT_EQ(abandoned->id, kOne);
 }
 
-TEST_F(RouteTableTest, AnInvalidatedCaptureIsNotAnsweredFromMemory) {
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  SetCapture(Stream(1), 7);
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  fake_cuda::Invalidate(Stream(1));
-  EXPECT_EQ(Match(Stream(1)), std::nullopt);
-  EXPECT_EQ(filter_calls_, 2);
-}
-
-TEST_F(RouteTableTest, AFilterNarrowerThanTheCaptureIsHeeded) {
-  const auto up_to_9 = [](cudaStream_t stream) { return stream <= Stream(9); };
-  table_.Add(CaptureRoute(kOne, up_to_9, Stream(1)));
-  for (uintptr_t i = 1; i <= 18; ++i) SetCapture(Stream(i), 7);
-  for (uintptr_t i = 1; i <= 9; ++i) {  // more streams than a thread remembers
-    for (uintptr_t j = 10; j <= 18; ++j) {
-      EXPECT_EQ(Match(Stream(i)), kOne);
-      EXPECT_EQ(Match(Stream(j)), std::nullopt);
-    }
-  }
-}
-
 TEST_F(RouteTableTest, AFilterByThreadIsHeeded) {
   table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
   SetCapture(Stream(1), 7);
@@ -156,26 +135,6 @@ TEST_F(RouteTableTest, OnlyItsThreadKnowsWhatItsPerThreadStreamCaptures) {
   EXPECT_EQ(filter_calls_, asked) << "the graph may be gone";
 }
 
-TEST_F(RouteTableTest, WhatChangesIsNotRemembered) {
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  SetCapture(Stream(1), 7);
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  table_.Add(CaptureRoute(
-      kTwo, [](cudaStream_t) { return true; }, Stream(1)));
-  EXPECT_EQ(Match(Stream(1)), kTwo) << "the newest";
-  EXPECT_TRUE(table_.Pause(kDevice, kTwo));
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  EXPECT_TRUE(Resume(
-      kTwo, [](cudaStream_t) { return true; }, Stream(1)));
-  EXPECT_EQ(Match(Stream(1)), kTwo);
-  EXPECT_TRUE(table_.Pause(kDevice, kTwo));
-  EXPECT_TRUE(Resume(
-      kTwo, [](cudaStream_t) { return false; }, Stream(1)));
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  table_.Remove(kDevice, kOne);
-  EXPECT_EQ(Match(Stream(1)), std::nullopt);
-}
-
 class PausedRouteTest : public RouteTableTest {
  protected:
   void SetUp() override {
@@ -188,17 +147,6 @@ class PausedRouteTest : public RouteTableTest {
     return RouteTableTest::Resume(kOne, InCapture(filters), stream);
   }
 };
-
-TEST_F(PausedRouteTest, AnotherGraphDoesNotResumeIt) {
-  EXPECT_FALSE(Resume(Stream(2), 8)) << "about to begin a capture in the same thread";
-  SetCapture(Stream(2), 8);
-  std::thread([&] {
-    EXPECT_FALSE(Resume(Stream(2), 8)) << "captures on another stream";
-    EXPECT_FALSE(Resume(Stream(3), 9)) << "is about to";
-  }).join();
-  EXPECT_EQ(Match(Stream(2)), std::nullopt);
-  EXPECT_TRUE(table_.Pause(kDevice, kOne)) << "it still stands";
-}
 
 TEST_F(PausedRouteTest, ItsCaptureDoesFromAnyThread) {
   SetCapture(Stream(2), 7);

@@ -76,39 +76,5 @@ TEST_F(SharedCapturesTest, TwoAtOnceFillPoolsOfTheirOwn) {
   EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 2);
 }
 
-TEST_F(SharedCapturesTest, ThePoolIsGoneWhenTheLastNameIs) {
-  Graph first(*this, kFirst, 7), second(*this, kSecond, 8);
-  Capture(first, 1000);
-  Capture(second, 1000);
-  first.Reset();
-  allocator_.emptyCache();
-  EXPECT_EQ(pools().Usage().reserved_bytes.current, kPage) << "the second needs it";
-  second.Reset();
-  allocator_.emptyCache();
-  EXPECT_TRUE(pools().ids().empty());
-  Graph third(*this, {9, 0}, 9);
-  Capture(third, 1000);
-  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 1);
-}
-
-TEST_F(SharedCapturesTest, AnAbandonedOneMakesWayAndLeavesNoUser) {
-  Graph failed(*this, kFirst, 7), next(*this, kSecond, 8);
-  failed.Begin();
-  allocator_.allocate(1000).clear();
-  failed.Fail();
-  Capture(next, 1000);
-  EXPECT_EQ(pools().ids(), std::vector{CaptureScopes::kShared});
-  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{kFirst});
-  if (kGraphReleasesAbandonedPool) {
-    allocator_.endAllocateToPool(device_, kFirst);  // what the graph still does, late
-    failed.Reset();
-  }
-  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 1);
-  EXPECT_THROW(allocator_.getPoolUseCount(device_, kFirst), c10::Error) << "nobody's name now";
-  next.Reset();
-  allocator_.emptyCache();
-  EXPECT_TRUE(pools().ids().empty());
-}
-
 }  // namespace
 }  // namespace cgp
