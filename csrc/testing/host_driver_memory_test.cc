@@ -100,29 +100,5 @@ TEST(HostDriverMemoryTest, FaultsUnlessMappedAndGivenAccess) {
   EXPECT_TRUE(Faults(address, Touch::kRead)) << "a new mapping starts without access";
 }
 
-TEST(HostDriverMemoryTest, ContentOutlivesTheReleaseUntilTheLastUnmap) {
-  HostDriver driver(SmallPages());
-  const Address address = driver.Reserve(3 * kPage);
-  const Handle handle = driver.Create(kPage);
-  driver.Map(address, kPage, handle);
-  driver.Map(address + kPage, kPage, handle);
-  driver.SetAccess(address, 2 * kPage);
-  Fill(address, kPage, 6);
-  driver.Release(handle);
-  EXPECT_EQ(driver.usage().handles, 1u);
-  // What comes after must not get the memory.
-  const Handle after = driver.Create(kPage);
-  driver.Map(address + 2 * kPage, kPage, after);
-  driver.SetAccess(address + 2 * kPage, kPage);
-  Fill(address + 2 * kPage, kPage, 8);
-  EXPECT_TRUE(Holds(address + kPage, kPage, 6));
-  driver.Unmap(address, kPage);
-  EXPECT_TRUE(Holds(address + kPage, kPage, 6));
-  EXPECT_EQ(driver.usage().physical_bytes, 2 * kPage);
-  driver.Unmap(address + kPage, kPage);
-  EXPECT_EQ(driver.usage().physical_bytes, kPage);
-  EXPECT_EQ(driver.usage().handles, 1u);
-}
-
 }  // namespace
 }  // namespace cgp

@@ -11,9 +11,7 @@
 namespace cgp {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::UnorderedElementsAre;
 using LaunchKind = HostGraphs::LaunchKind;
 
 constexpr StreamId kA{1};
@@ -26,11 +24,6 @@ class HostGraphsTest : public ::testing::Test {
     Frontier frontier{.capture = 99, .nodes = {GraphNode{99}}, .waits = false};
     graphs_.Capture(stream, &frontier);
     return frontier;
-  }
-  std::vector<GraphNode> Before(GraphNode node) const {
-    std::vector<GraphNode> nodes = {GraphNode{99}};
-    graphs_.Dependencies(node, &nodes);
-    return nodes;
   }
   bool Waits(GraphNode node) const {
     std::vector<GraphNode> nodes;
@@ -45,23 +38,6 @@ class HostGraphsTest : public ::testing::Test {
 
   HostGraphs graphs_;
 };
-
-TEST_F(HostGraphsTest, AStreamStandsBehindAllThatItWaitsFor) {
-  graphs_.Begin(kA);
-  const GraphNode root = graphs_.Launch(kA);
-  const Frontier fork = graphs_.Record(kA);
-  graphs_.Wait(kB, fork);
-  const GraphNode a = graphs_.Launch(kA);
-  const GraphNode b = graphs_.Launch(kB);
-  EXPECT_THAT(Before(b), ElementsAre(root));
-  const Frontier join = graphs_.Record(kB);
-  const GraphNode later = graphs_.Launch(kB);
-  graphs_.Wait(kA, join);
-  graphs_.Wait(kA, join);
-  EXPECT_THAT(At(kA).nodes, UnorderedElementsAre(a, b)) << "once each, and not what B did later";
-  EXPECT_THAT(Before(graphs_.Launch(kA)), UnorderedElementsAre(a, b));
-  EXPECT_THAT(At(kB).nodes, ElementsAre(later)) << "B waits for nothing";
-}
 
 TEST_F(HostGraphsTest, BehindAProgrammaticEventTheNextNodeDoesNotWait) {
   graphs_.Begin(kA);

@@ -75,23 +75,6 @@ TEST_F(PoolModelTest, WhoMayNotTakeBytesIsNamed) {
       << "a programmatic edge stands for nothing";
 }
 
-TEST_F(PoolModelTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {
-  Place(kA, 0);
-  Place(kA, 1);
-  watch_.Submit(kC);
-  model_.RecordUse(address_of_[0], kB);
-  model_.RecordUse(address_of_[1], kC);
-  Free(0);
-  Free(1);
-  dag_.End(1);
-  model_.EndScope(kPool, false);
-  model_.BeginScope(kPool, ScopeKind::kCapture, true);
-  Begin(kB);
-  EXPECT_EQ(Place(kB, 0), "");
-  EXPECT_THAT(Place(kB, 1), HasSubstr("may not be taken"));
-  watch_.FinishAll();
-}
-
 TEST_F(PoolModelTest, APoolNeedNotGrowWhereThereIsAStretchOrAFenceIsProven) {
   constexpr uint64_t kHalf = kPage / 2;
   EXPECT_EQ(Place(kA, 0, kHalf), "");
