@@ -39,6 +39,23 @@ class GiveBackTest : public ::testing::Test {
     watch_.MarkUsed();
     return block;
   }
+  // In a newer mapping of pages that others show too.
+  Block AllocateMappedTwice() {
+    const Block front = Allocate(10 * kPage);
+    Allocate(kPage);
+    const Block behind = Allocate(10 * kPage);
+    set_.Free(front.address);
+    set_.Free(behind.address);
+    return Allocate(20 * kPage);
+  }
+  // While eager work churns until stale mappings are unmapped.
+  void ExpectStaysMapped(const Block& block) {
+    set_.BeginScope(kId, ScopeKind::kEager);
+    Churn(4'000, 40, 2);
+    set_.EndScope(kId);
+    EXPECT_GT(watch_.quiesce_calls(), 0U);
+    EXPECT_TRUE(watch_.Accessible(block.address, block.bytes));
+  }
   // Blocks of mixed sizes come and go, as many as fit `pages`, until so much is mapped.
   void Churn(int allocations, uint64_t pages, uint32_t seed, uint64_t mappings = kAny) {
     std::mt19937 random(seed);
@@ -122,6 +139,20 @@ TEST_F(GiveBackTest, NothingIsWaitedForWhereTheScopeWasToldOfACapture) {
   Allocate(kPage);
   EXPECT_EQ(watch_.quiesce_calls(), 0U) << "it breaks the capture";
   set_.EndScope(kId, /*may_ask_device=*/false);
+}
+
+// A graph uses what lives when its capture ends, too, such as a workspace that its warm-up made in
+// the pool (torch clears cuBLAS's of a stream when one of that stream's graphs is reset): freed
+// afterwards, its addresses are still in the graph. Memory of a stock private pool stays mapped.
+TEST_F(GiveBackTest, WhatLivedInACaptureStaysMapped) {
+  set_.BeginScope(kId, ScopeKind::kEager);
+  const Block workspace = AllocateMappedTwice();
+  set_.EndScope(kId);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  set_.Free(Allocate(kPage).address);  // and a kernel that uses the workspace
+  set_.EndScope(kId);
+  set_.Free(workspace.address);
+  ExpectStaysMapped(workspace);
 }
 
 }  // namespace

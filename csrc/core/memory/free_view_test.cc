@@ -1,9 +1,10 @@
+#include "core/memory/free_view.h"
+
 #include <gtest/gtest.h>
 
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/memory/free_view.h"
 #include "testing/host_driver.h"
 
 namespace cgp {

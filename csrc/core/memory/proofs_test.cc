@@ -15,10 +15,13 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+using ::testing::UnorderedElementsAre;
 
 constexpr StreamId kA{1};
 constexpr StreamId kB{2};
 constexpr FenceId kFence1{1};
+constexpr FenceId kFence2{2};
 constexpr FenceId kFence7{7};
 
 // Streams of one capture: A began it, B waits for its beginning.
@@ -29,8 +32,9 @@ class ProofTableTest : public ::testing::Test {
   GraphNode Launch(StreamId stream) { return graphs_.Launch(stream); }
   void Join(StreamId stream, StreamId other) { graphs_.Wait(stream, graphs_.Record(other)); }
   std::size_t AddStream() { return proofs_.AddStream(capture_); }
-  void Add(FenceId fence, std::vector<GraphNode> nodes) {
-    proofs_.Add(fence, capture_, nodes, std::nullopt);
+  void Add(FenceId fence, std::vector<GraphNode> nodes,
+           std::optional<std::size_t> owner = std::nullopt) {
+    proofs_.Add(fence, capture_, nodes, owner);
   }
   std::vector<FenceId> Advance(std::size_t number, StreamId stream) {
     const auto proven = proofs_.Advance(number, graphs_.Record(stream));
@@ -63,6 +67,33 @@ TEST_F(ProofTableTest, ContainsWhatWasAddedSinceTheLastClear) {
   Add(kFence7, {node});
   Join(kB, kA);
   EXPECT_THAT(Advance(b, kB), ElementsAre(kFence7)) << "nothing of the old capture is in the way";
+}
+
+// A lends to B, until it had to make the pool grow meanwhile: then not before it gets something back.
+TEST_F(ProofTableTest, AStreamThatMadeThePoolGrowLendsNoMoreBeforeItReceives) {
+  const std::size_t a = AddStream();
+  const std::size_t b = AddStream();
+  proofs_.NoteGrowth(a);
+  Add(kFence1, {Launch(kA)}, a);
+  Join(kB, kA);
+  EXPECT_THAT(Advance(b, kB), ElementsAre(kFence1)) << "it had lent nothing before it grew";
+  proofs_.NoteGrowth(a);
+  const GraphNode later = Launch(kA);
+  Add(kFence2, {later}, a);
+  Join(kB, kA);
+  EXPECT_THAT(Advance(b, kB), IsEmpty());
+  EXPECT_TRUE(proofs_.IsProven(kFence2, b));
+  EXPECT_FALSE(proofs_.IsLent(kFence2, b));
+  EXPECT_TRUE(proofs_.IsLent(kFence2, a));
+  Add(FenceId{3}, {later}, a);
+  EXPECT_FALSE(proofs_.IsLent(FenceId{3}, b)) << "nor what is proven as soon as it is freed";
+  Add(FenceId{4}, {later});
+  EXPECT_TRUE(proofs_.IsLent(FenceId{4}, b)) << "nobody's own";
+
+  Add(kFence7, {Launch(kB)}, b);
+  Join(kA, kB);
+  EXPECT_THAT(Advance(a, kA), UnorderedElementsAre(kFence7, FenceId{4}));
+  EXPECT_THAT(Advance(b, kB), UnorderedElementsAre(kFence2, FenceId{3}));
 }
 
 }  // namespace

@@ -1,0 +1,63 @@
+// Edges are mapped for a block so that what is left of them is an edge again. How well blocks are
+// placed cgp_quality judges.
+#include "core/placement/placement.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "core/memory/shared_space.h"
+#include "testing/host_driver.h"
+
+namespace cgp {
+namespace {
+
+constexpr uint32_t kP = 4;  // granules of a page
+constexpr Granules kPageSize{kP};
+
+class PlacementTest : public ::testing::Test {
+ protected:
+  // A new range of new pages that look like this: '.' is a free granule and 'x' a used one.
+  void MapNew(const std::vector<std::string>& pages) {
+    const uint32_t first_page = bytes_.space().page_count();
+    bytes_.Map({.range = {}, .handles = std::vector(pages.size(), MappingPlan::kNewPage)});
+    for (uint32_t i = 0; i < pages.size(); ++i) {
+      for (uint32_t g = 0; g < kP; ++g) {
+        if (pages[i][g] == 'x') Take(PageId{first_page + i}, g);
+      }
+    }
+  }
+  void Take(PageId page, uint32_t offset) {
+    Site site{{ranges_.slots_of(page).front(), offset}};
+    bytes_.ReserveTake();
+    bytes_.Take(site, Granules(1));
+  }
+  GrowthPlan Plan(uint64_t length) {
+    return PlanGrowth(view_, Granules(length), Slack::kNone, /*several_streams=*/false);
+  }
+
+  HostDriver driver_{{.granularity = kP * kGranuleBytes, .map_memory = false}};
+  RangeTable ranges_{driver_, kPageSize};
+  SharedSpace bytes_{ranges_};
+  FreeView& view_ = bytes_.AddView(StreamId{1}, FenceId{1});
+};
+
+TEST_F(PlacementTest, OfATailAllIsTakenAndTheLastPageIsLeftATail) {
+  MapNew({"xxxx", "....", "xxxx"});
+  MapNew({"xxxx", "x...", "xxxx"});
+  const GrowthPlan plan = Plan(kP + 1);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{4}, PageId{1}}));
+  EXPECT_EQ(plan.start, 1);
+}
+
+TEST_F(PlacementTest, OfAHeadAllIsTakenAndTheFirstPageIsLeftAHead) {
+  MapNew({"xxxx", "....", "xxxx"});
+  MapNew({"xxxx", "...x", "xxxx"});
+  const GrowthPlan plan = Plan(kP + 1);
+  EXPECT_EQ(plan.mapping.handles, (std::vector{PageId{1}, PageId{4}}));
+  EXPECT_EQ(plan.start, 2);
+}
+
+}  // namespace
+}  // namespace cgp
