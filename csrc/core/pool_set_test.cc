@@ -224,20 +224,6 @@ TEST_F(PoolSetTest, ATrimOfOnePoolLeavesTheOthersAlone) {
 
 // --- Running out ---
 
-TEST(PoolSetLimitTest, SaysWhatIsHeldAndWhatWasAskedFor) {
-  HostDriver host(
-      {.device = 3, .granularity = kPage, .physical_limit_bytes = 8 * kPage, .map_memory = false});
-  PoolSet set(host);
-  set.BeginScope(kOne, ScopeKind::kCapture);
-  set.Allocate(kOne, 6 * kPage, kA);
-  const std::string text = MessageOf<OutOfMemoryError>([&] { set.Allocate(kOne, 12345, kA); });
-  EXPECT_THAT(text, HasSubstr("12345")) << "what was asked for";
-  EXPECT_THAT(text, HasSubstr("device 3"));
-  EXPECT_EQ(set.Stats(kOne).pages, 6U);
-  set.Check();
-  set.Allocate(kOne, 2 * kPage, kA);
-}
-
 constexpr char kAdvice[] =
     ". Users are graphs and objects such as GraphPool: once they are gone a pool gives back what "
     "it holds. cudagraph_pool.report() says what each graph takes";

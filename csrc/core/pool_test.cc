@@ -21,32 +21,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
-TEST_F(PoolTest, CountsWhatItHolds) {
-  pool_.BeginScope(ScopeKind::kCapture);
-  const Block a = Allocate(1000);
-  const Block b = Allocate(2 * kPage);
-  PoolStats stats = pool_.Stats();
-  EXPECT_EQ(stats.page_bytes, kPage);
-  EXPECT_EQ(stats.pages, 3U);
-  EXPECT_EQ(stats.reserved_bytes, 3 * kPage);
-  EXPECT_EQ(stats.allocated_bytes, 1024 + 2 * kPage);
-  EXPECT_EQ(stats.requested_bytes, 1000 + 2 * kPage);
-  EXPECT_EQ(stats.live_blocks, 2U);
-  pool_.Free(a.address);
-  pool_.Free(b.address);
-  pool_.EndScope();
-  stats = pool_.Stats();
-  EXPECT_EQ(stats.allocated_bytes, 0U);
-  EXPECT_EQ(stats.requested_bytes, 0U);
-  EXPECT_EQ(stats.live_blocks, 0U);
-  EXPECT_EQ(stats.reserved_bytes, 3 * kPage);
-  EXPECT_EQ(stats.peak_allocated_bytes, 1024 + 2 * kPage);
-  EXPECT_EQ(stats.peak_reserved_bytes, 3 * kPage);
-  EXPECT_EQ(stats.allocations, 2U);
-  EXPECT_EQ(stats.frees, 2U);
-  EXPECT_EQ(stats.page_mappings, watch_.mappings());
-}
-
 TEST_F(PoolTest, SaysWhatEachCaptureTook) {
   pool_.BeginScope(ScopeKind::kCapture);
   const Block kept = Allocate(kPage);

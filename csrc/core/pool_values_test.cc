@@ -17,21 +17,6 @@ Block BlockOf(uint64_t bytes, uint64_t requested_bytes) {
   return {.address = 0, .bytes = bytes, .requested_bytes = requested_bytes, .stream = {}};
 }
 
-TEST(Gauge, SaysWhenThereNeverWasAsMuch) {
-  Gauge gauge;
-  EXPECT_FALSE(gauge.Add(0));
-  EXPECT_TRUE(gauge.Add(3));
-  gauge.Remove(2);
-  EXPECT_FALSE(gauge.Add(2)) << "as much as before is not more";
-  EXPECT_TRUE(gauge.Add(1));
-  EXPECT_EQ(gauge.peak, 4U);
-  gauge.Remove(3);
-  EXPECT_EQ(gauge.peak, 4U);
-  gauge.ResetPeak();
-  EXPECT_EQ(gauge.peak, 1U) << "what is there was there since";
-  EXPECT_TRUE(gauge.Add(1));
-}
-
 // The gauges one by one, counted from what there is.
 constexpr std::size_t kGauges = 13;
 constexpr std::size_t kHandles = 9;

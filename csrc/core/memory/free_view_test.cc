@@ -44,6 +44,13 @@ class FreeViewTest : public ::testing::Test {
   std::vector<NodeId> nodes_;  // of used pages
 };
 
+TEST_F(FreeViewTest, CheckFindsAChangeThatWasNotLearned) {
+  MapNew(1);
+  const NodeId taken = space_.Take(space_.first(PageId{0}), PageId{0}, Granules(0), Granules(2));
+  EXPECT_THROW(view_.Check(), InternalError);
+  space_.Give(taken, FenceId::kOpen);
+}
+
 // The bound's life: taking leaves it, looking makes it exact, freeing raises it to the whole range.
 TEST_F(FreeViewTest, BoundsAreWorkedOutOnlyWhenLookedAt) {
   MapNew(4);

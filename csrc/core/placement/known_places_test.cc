@@ -8,7 +8,6 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 Placement At(uint32_t slot) { return {SlotId{slot}}; }
 
@@ -27,16 +26,6 @@ TEST(KnownPlaces, WhatComesAgainIsKnownByAllSizesBeforeIt) {
   place(3, 7);
   EXPECT_THAT(known.At(known.Again(5)), ElementsAre(At(2)));
   EXPECT_THAT(known.At(known.Again(6)), IsEmpty());
-}
-
-TEST(KnownPlaces, TheOldestOfManyIsForgotten) {
-  KnownPlaces known;
-  for (uint32_t slot = 0; slot <= KnownPlaces::kMostPlaces; ++slot) {
-    KnownPlaces::Add(known.At(1), At(slot));
-    KnownPlaces::Add(known.At(1), At(slot));
-  }
-  EXPECT_THAT(known.At(1), SizeIs(KnownPlaces::kMostPlaces));
-  EXPECT_EQ(known.At(1).front(), At(1));
 }
 
 TEST(KnownPlaces, KeysNotAskedForInALongTimeAreForgotten) {
