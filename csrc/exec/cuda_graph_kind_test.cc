@@ -1,7 +1,6 @@
 // Which graphs are alike, of graphs that are made up.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <functional>
 #include <set>
 #include <string>
@@ -150,32 +149,6 @@ TEST_F(GraphKindTest, WhatALaunchWasAskedForMakesADifference) {
   });
 }
 
-// Both are told by small numbers.
-TEST_F(GraphKindTest, AnAttributeIsNotTakenForTheNodesThatFollow) {
-  std::array<FakeFunction, 3> functions;
-  functions[1].attributes = {{CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 2},
-                             {CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, 1}};
-  functions[2].attributes = {{CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 2},
-                             {CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET, 1},
-                             {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT, 2},
-                             {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH, 1},
-                             {CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, 5}};
-  FakeNode memset;
-  memset.type = CU_GRAPH_NODE_TYPE_MEMSET;
-  memset.memset.height = 1;
-  std::array<FakeNode, 3> kernels;
-  for (size_t i = 0; i < kernels.size(); ++i) {
-    kernels[i].type = CU_GRAPH_NODE_TYPE_KERNEL;
-    kernels[i].kernel.func = reinterpret_cast<CUfunction>(&functions[i]);
-  }
-  FakeNode cooperative = kernels[0];
-  cooperative.attributes[CU_LAUNCH_ATTRIBUTE_COOPERATIVE] = Value(1);
-  const FakeNode empty;
-  EXPECT_NE(
-      KindOf({.nodes = {cooperative, memset, memset, memset, empty}, .edges = {}}).key,
-      KindOf({.nodes = {kernels[0], memset, kernels[0], kernels[1], kernels[2]}, .edges = {}}).key);
-}
-
 TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifference) {
   const auto with_another = [&](FakeGraph& g) {
     g.nodes[2].kernel.func = reinterpret_cast<CUfunction>(&another_);
@@ -298,33 +271,6 @@ TEST_F(GraphKindTest, WhatAFunctionBringsAlongMakesADifference) {
       g.nodes[3].kernel.kern = reinterpret_cast<CUkernel>(&another_);
     });
   }
-}
-
-TEST_F(GraphKindTest, WhatUpdatesCarryOverMakesNoDifference) {
-  const std::string key = KindOf(Plain()).key;
-  EXPECT_EQ(KindWith([&](FakeGraph& g) {
-              g.nodes[2].kernel.func = nullptr;
-              g.nodes[2].kernel.kern = reinterpret_cast<CUkernel>(&another_);
-            }).key,
-            key);
-  EXPECT_EQ(KindWith([](FakeGraph& g) { g.nodes[1].memset.elementSize = 1; }).key, key);
-  EXPECT_EQ(KindWith([](FakeGraph& g) {
-              g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT] =
-                  Value(5);
-            }).key,
-            key);
-}
-
-TEST_F(GraphKindTest, AFunctionIsAskedOnceHoweverOftenItIsLaunched) {
-  KindOf(Plain());
-  const auto asked = std::exchange(fake_.asked_function_attributes, {});
-  KindWith([&](FakeGraph& g) {
-    for (int i = 0; i < 10; ++i) {
-      g.nodes.push_back(g.nodes[2]);
-      g.nodes.push_back(g.nodes[3]);
-    }
-  });
-  EXPECT_EQ(fake_.asked_function_attributes, asked);
 }
 
 TEST_F(GraphKindTest, TheShapeOfCopiesAndMemsetsMakesADifference) {

@@ -50,15 +50,6 @@ class ExecCacheOrderTest : public ExecCacheTest {
   GraphNumber other_{};
 };
 
-TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasUpdatedSince) {
-  MakeTwo();
-  const GraphExec exec = Launch(graph_, kA);
-  EXPECT_EQ(Launch(other_, kA), exec);
-  EXPECT_THAT(host_.waits(), IsEmpty());
-  EXPECT_NE(Launch(graph_, kB), exec);
-  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
-}
-
 TEST_F(ExecCacheOrderTest, BehindALaunchOnAStreamThatMayBeGone) {
   MakeTwo();
   Launch(graph_, kA, /*lasts=*/false);
@@ -82,18 +73,6 @@ TEST_F(ExecCacheOrderTest, AStreamThatACaptureHoldsDoesNotWaitAndHidesNothing) {
   EXPECT_THAT(host_.waits(), IsEmpty());
   host_.graphs().End(capture);
   EXPECT_EQ(Launch(Add(Graph{12}), kB), exec) << "it has not been launched yet";
-  Launch(graph_, kC);
-  EXPECT_THAT(host_.waits(), Contains(kCForA));
-}
-
-TEST_F(ExecCacheOrderTest, WhatWasLentAtOnceAndComesBackFirstMayHaveBeenLaunchedLast) {
-  MakeTwo();
-  cache_->Lend(graph_, kA);
-  cache_->Lend(graph_, kB);
-  GiveBack(graph_, kB);
-  GiveBack(graph_, kA);
-  EXPECT_THAT(host_.waits(), ElementsAre(HostDriver::Wait{kA, kB})) << "its end stands for both";
-  Launch(other_, kA);
   Launch(graph_, kC);
   EXPECT_THAT(host_.waits(), Contains(kCForA));
 }

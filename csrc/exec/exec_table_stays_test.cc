@@ -22,18 +22,6 @@ class ExecTableStaysTest : public ExecTableTest {
   }
 };
 
-TEST_F(ExecTableStaysTest, WhatWasUpdatedIsMadeAnewForAGraphThatStays) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 3);
-  Hurry(&table, graphs);
-  const std::vector<Step> steps = Stay(&table, graphs[0], 2 * kLongStay);
-  EXPECT_EQ(steps.front(), Step::kUpdate);
-  for (uint32_t i = 1; i < steps.size(); ++i) {
-    EXPECT_EQ(steps[i], i == kLongStay ? Step::kMake : Step::kNone) << i;
-  }
-  EXPECT_EQ(table.exec_count(), 2u);
-}
-
 TEST_F(ExecTableStaysTest, NobodyWaitsForTheLaunchesOfTheGraphThatStays) {
   ExecTable table(2);
   const auto graphs = AddGraphs(&table, 3);
@@ -66,23 +54,6 @@ TEST_F(ExecTableStaysTest, TheOnlyOneIsMadeAnewWhenItsLaunchesHaveEndedOrAfterVe
     Run(&table, graphs[0]);
     EXPECT_EQ(table.exec_count(), 1u);
   }
-}
-
-TEST_F(ExecTableStaysTest, AProgramThatStaysGetsNewOnesAtOnce) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 3);
-  for (int round = 0; round < 20; ++round) {
-    Stay(&table, graphs[static_cast<size_t>(round) % 3], 2 * kLongStay);
-  }
-  const ExecNumber oldest = *table.HolderOf(graphs[0]);  // 1 is the last one, 2 has none
-  EXPECT_EQ(table.HolderOf(graphs[2]), std::nullopt);
-  const ExecTable::Plan plan = PlanFor(table, graphs[2]);
-  EXPECT_EQ(plan.step, Step::kMake);
-  EXPECT_THAT(plan.destroy, ElementsAre(oldest));
-  EXPECT_THAT(Stay(&table, graphs[2], 3 * kLongStay).back(), Step::kNone);
-  Hurry(&table, graphs);
-  EXPECT_EQ(PlanFor(table, table.HolderOf(graphs[0]) ? graphs[1] : graphs[0]).step, Step::kUpdate)
-      << "it has not stayed of late";
 }
 
 // Whatever is launched how often, and whatever runs meanwhile.
