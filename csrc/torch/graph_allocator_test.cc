@@ -130,23 +130,6 @@ TEST_F(GraphAllocatorTest, EagerMemoryThatRunsOutSaysWhatGraphPoolsHold) {
   EXPECT_EQ(text_of(ways[0]), of_base) << "nothing is held any more";
 }
 
-TEST_F(GraphAllocatorTest, UnusedMemoryIsGivenBackButNotDuringACapture) {
-  Graph unused(*this, {0, 2}, 6);
-  unused.Begin();
-  allocator_.allocate(4 * kPage).clear();
-  unused.End();
-  allocator_.emptyCache();
-  EXPECT_EQ(allocator_.scopes().TryTrim(), 0U) << "its graph lives";
-  unused.Reset();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_EQ(allocator_.scopes().TryTrim(), 0U);
-  allocator_.emptyCache();
-  EXPECT_TRUE(pools().Contains({0, 2}));
-  graph.End();
-  EXPECT_EQ(allocator_.scopes().TryTrim(), 4 * kPage);
-}
-
 TEST_F(GraphAllocatorTest, WhatCannotBeGivenBackIsNoErrorOfWhoAllocatesElsewhere) {
   Graph unused(*this, id_, 7);
   unused.Begin();

@@ -104,17 +104,6 @@ TEST_F(PluggableAllocatorTest, FreeingTwiceIsRefused) {
   EXPECT_THROW(Free(this), c10::Error);
 }
 
-TEST_F(PluggableAllocatorTest, WhatAStreamFreedIsFreeToOthersAfterGrowth) {
-  ShowHooks();
-  void* const first = Malloc(kPage);
-  Free(first);
-  void* const grown = Malloc(kPage, 2);
-  EXPECT_NE(grown, first) << "the other stream's work on it may be running";
-  EXPECT_EQ(Reserved(), 2 * kPage);
-  EXPECT_EQ(Malloc(kPage, 2), first);
-  EXPECT_EQ(Reserved(), 2 * kPage);
-}
-
 TEST_F(PluggableAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) {
   ShowHooks();
   DevicePools::For(device_, PoolsOwner::kPluggableAllocator);
@@ -252,21 +241,6 @@ TEST_F(PluggableAllocatorTest, AFractionLimitsTheDevice) {
   EXPECT_NE(Malloc(1), nullptr);
   Free(all);
   EXPECT_THROW(cudagraph_pool_memory_fraction(1, -1), UsageError);
-}
-
-// The native allocator asks for segments of a MemPool, also while it is capturing, and keeps them.
-TEST_F(PluggableAllocatorTest, SegmentsOfMemPoolsAreServedDuringCapturesAndGivenBackWithTheLast) {
-  Installed().store(native_);
-  SetCapture(Stream(1), 7);
-  void* const first = Malloc(kPage);
-  void* const second = Malloc(kPage);
-  Free(first);
-  SetCapture(Stream(1), 0);
-  EXPECT_EQ(Reserved(), 2 * kPage);
-  Free(second);
-  EXPECT_EQ(Reserved(), 0U);
-  EXPECT_TRUE(set().ids().empty());
-  EXPECT_NE(Malloc(kPage), nullptr) << "it opens again";
 }
 
 // Torch tells nobody of captures here, and a mark would end those of all streams. One that is under

@@ -81,25 +81,6 @@ class CallbacksTest : public GraphAllocatorTest {
   const c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, profiler_};
 };
 
-TEST_F(CallbacksTest, TheProfilerHearsOfBlocksThatComeAndGoAndOfAllThatIsHeld) {
-  base_.stats.allocated_bytes[0].current = 5000;
-  base_.stats.reserved_bytes[0].current = 7 * kPage;
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr a = allocator_.allocate(1000), b = allocator_.allocate(3000);
-  const std::vector<Reported> expected = {{a.get(), 1024, 6024, 8 * kPage},
-                                          {b.get(), 3072, 9096, 8 * kPage},
-                                          {a.get(), -1024, 8072, 8 * kPage},
-                                          {b.get(), -3072, 5000, 8 * kPage}};
-  a.clear();
-  b.clear();
-  EXPECT_EQ(profiler_->reports, expected);
-  profiler_->enabled = false;
-  allocator_.allocate(1000);
-  EXPECT_EQ(profiler_->reports.size(), 4U);
-  graph.End();
-}
-
 // From us, where the base has nobody to tell: see graph_out_of_memory.cc.
 TEST_F(CallbacksTest, TheProfilerHearsWhenMemoryRunsOut) {
   base_.its_name = "pluggable";

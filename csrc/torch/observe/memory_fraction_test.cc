@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "torch/testing/graph_allocator_fixture.h"
 
@@ -75,32 +74,6 @@ TEST_F(MemoryFractionTest, TheBaseGetsWhatOursDoNotHold) {
   graph.Reset();
   allocator_.emptyCache();
   EXPECT_EQ(base_.fraction, 0.5) << "ours gave it back";
-}
-
-TEST_F(MemoryFractionTest, TheErrorAndTheObserversSayWhatIsAllowed) {
-  std::vector<size_t> observed;
-  allocator_.attachOutOfMemoryObserver(
-      [&](int64_t device, size_t bytes, size_t allowed, size_t free) {
-        observed = {static_cast<size_t>(device), bytes, allowed, free};
-      });
-  EXPECT_EQ(base_.observers.size(), 1U);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const std::string without = RefusalOf(kPhysicalLimit + 1);
-  EXPECT_EQ(without.find("set_per_process_memory_fraction"), std::string::npos) << without;
-  ASSERT_EQ(observed.size(), 4U);
-  EXPECT_EQ(observed[2], kPhysicalLimit);
-  allocator_.setMemoryFraction(0.25, device_);
-  const DataPtr inside = allocator_.allocate(3 * kPage);
-  const std::string with = RefusalOf(6 * kPage);
-  EXPECT_NE(with.find("Tried to allocate 12.00 MiB"), std::string::npos) << with;
-  EXPECT_NE(
-      with.find("of which set_per_process_memory_fraction() allows this process a share of 0.25"),
-      std::string::npos)
-      << with;
-  // The base's limit: what ours hold of the 8 pages that are allowed is not in it.
-  EXPECT_EQ(observed, (std::vector<size_t>{static_cast<size_t>(device_), 6 * kPage, 5 * kPage, 0}));
-  graph.End();
 }
 
 TEST_F(MemoryFractionTest, AShareThatIsSetMeanwhileCounts) {

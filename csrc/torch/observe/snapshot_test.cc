@@ -117,30 +117,6 @@ class SnapshotTest : public ::testing::Test {
   History history_;
 };
 
-TEST_F(SnapshotTest, ASegmentIsOfTheStreamOfItsLiveBlocks) {
-  const Address first = Allocate(kGranuleBytes, StreamId{0x500});
-  const Address second = Allocate(kGranuleBytes, StreamId{0x500});
-  const Address other = Allocate(kGranuleBytes, StreamId{0});
-  const Address last = Allocate(kGranuleBytes, StreamId{0x500});
-  ASSERT_EQ(other, first + 2 * kGranuleBytes) << "not a test";
-  ASSERT_EQ(last, other + kGranuleBytes) << "not a test";
-  const std::vector<SegmentInfo> segments = Segments();
-  ASSERT_EQ(segments.size(), 3U) << "side by side, but of two streams";
-  EXPECT_EQ(segments[0].stream, reinterpret_cast<void*>(0x500));
-  EXPECT_EQ(segments[0].total_size, 2 * kGranuleBytes);
-  EXPECT_EQ(segments[1].address, other);
-  EXPECT_EQ(segments[1].stream, nullptr) << "that of the default stream";
-  EXPECT_EQ(segments[2].address, last);
-  Check();
-  set().Free(second);
-  Check();
-  set().Free(other);
-  EXPECT_EQ(Segments().size(), 1U) << "what is free is of any stream";
-  set().Free(first);
-  set().Free(last);
-  EXPECT_EQ(Segments()[0].stream, nullptr) << "nobody's";
-}
-
 TEST_F(SnapshotTest, OnePoolIsShownAlone) {
   const PoolId other{0, 2};
   Allocate(1000);

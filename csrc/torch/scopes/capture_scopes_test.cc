@@ -16,31 +16,6 @@ namespace {
 
 class GraphScopesTest : public GraphAllocatorTest {};
 
-TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
-  allocator_.scopes().takes_mempools = false;
-  allocator_.createOrIncrefPool(device_, id_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_TRUE(allocator_.capturing());
-  EXPECT_TRUE(base_.open.contains({device_, id_}));
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
-  graph.Reset();
-  EXPECT_EQ(base_.users[id_], 1);
-  allocator_.setUseOnOOM(device_, id_, true);
-  allocator_.setNoSplit(device_, id_);
-  EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["setNoSplit"], 2);
-  const MempoolId_t old{0, 9};
-  base_.users[old] = 1;
-  Graph later(*this, old, 8);
-  later.Begin();
-  later.End();
-  const auto& counts = allocator_.scopes().counts;
-  EXPECT_EQ(counts.bases, 2U);
-  EXPECT_EQ(counts.in_mempools, 1U);
-  EXPECT_EQ(counts.while_stopped, 0U);
-}
-
 TEST_F(GraphScopesTest, ThreadsCaptureOnTheirPerThreadStreamsAtOnce) {
   const auto pool_of_next = [&] {
     const DataPtr data = allocator_.allocate(1000);
