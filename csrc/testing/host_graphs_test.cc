@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "core/base/error.h"
 #include "testing/host_driver.h"
 
@@ -25,10 +23,6 @@ class HostGraphsTest : public ::testing::Test {
     graphs_.Capture(stream, &frontier);
     return frontier;
   }
-  bool Waits(GraphNode node) const {
-    std::vector<GraphNode> nodes;
-    return graphs_.Dependencies(node, &nodes);
-  }
   void ExpectNotCapturing(StreamId stream) const {
     const Frontier frontier = At(stream);
     EXPECT_EQ(frontier.capture, kNoCapture);
@@ -38,22 +32,6 @@ class HostGraphsTest : public ::testing::Test {
 
   HostGraphs graphs_;
 };
-
-TEST_F(HostGraphsTest, BehindAProgrammaticEventTheNextNodeDoesNotWait) {
-  graphs_.Begin(kA);
-  graphs_.Launch(kA);
-  Frontier event = graphs_.Record(kA);
-  EXPECT_TRUE(event.waits);
-  event.waits = false;
-  graphs_.Wait(kB, graphs_.Record(kA));
-  graphs_.Wait(kB, event);
-  graphs_.Wait(kB, graphs_.Record(kA));
-  EXPECT_FALSE(At(kB).waits);
-  EXPECT_FALSE(Waits(graphs_.Launch(kB)));
-  EXPECT_TRUE(At(kB).waits);
-  EXPECT_TRUE(Waits(graphs_.Launch(kB)));
-  EXPECT_TRUE(At(kA).waits);
-}
 
 TEST_F(HostGraphsTest, OfAnInvalidatedCaptureNothingIsTold) {
   const CaptureId capture = graphs_.Begin(kA);

@@ -33,6 +33,7 @@ FUZZERS = (  # as ctest runs them, but for fewer captures
     "--seed 1 --ops 1000 --numbers-only --fail-each",
     "--seed 1 --ops 1000 --captures --fail-each",
 )
+Mutants = dict[tuple[Path, int], list[str]]
 
 
 def run(*command: str | Path, seconds: float = 60) -> tuple[int, str]:
@@ -48,9 +49,9 @@ def build(*targets: str) -> bool:
     return run("cmake", "--build", "build", "-j1", "-t", *targets, seconds=900)[0] == 0
 
 
-def mutants_of(folder: str, suffix: str) -> dict[tuple[Path, int], list[str]]:
+def mutants_of(folder: str, suffix: str) -> Mutants:
     """By file and line, but of what only tests use: what may stand there instead."""
-    found: dict[tuple[Path, int], list[str]] = {}
+    found: Mutants = {}
     for path in sorted((TREE / "csrc" / folder).rglob("*" + suffix)):
         if re.search("_test|_benchmark|fake_|_fixture", path.name):
             continue
@@ -113,9 +114,9 @@ def main() -> None:
     suites = [line.split()[0] for line in listed.splitlines() if line.split()[0].endswith(".")]
     assert not noticed_by(options.folder, suites), "something fails without a mutant"
     tried = survived = 0
-    mutants = draw(options.folder, options.seed)
-    while tried < options.number:
-        path, line, text = next(mutants)
+    for path, line, text in draw(options.folder, options.seed):
+        if tried == options.number:
+            break
         source = path.read_text()
         lines = source.splitlines(keepends=True)
         path.write_text("".join([*lines[: line - 1], text, *lines[line:]]))

@@ -46,9 +46,6 @@ class PoolModelTest : public ::testing::Test {
     return model_.Place(label_, kPool, block, {{PageId{page}, 0, bytes}}, pages_);
   }
   void Free(uint32_t page) { model_.Free(address_of_[page]); }
-  uint64_t LeastNew(StreamId stream, uint64_t bytes) {
-    return model_.NeedOf(kPool, bytes, stream).least_new();
-  }
 
   HostDriver host_{{.map_memory = false}};
   DriverWatch watch_{host_};
@@ -73,20 +70,6 @@ TEST_F(PoolModelTest, WhoMayNotTakeBytesIsNamed) {
   dag_.Launch(kB, std::nullopt, /*programmatic=*/true);
   EXPECT_THAT(Place(kB, 3), HasSubstr("may not be taken yet: freed on stream 1"))
       << "a programmatic edge stands for nothing";
-}
-
-TEST_F(PoolModelTest, APoolNeedNotGrowWhereThereIsAStretchOrAFenceIsProven) {
-  constexpr uint64_t kHalf = kPage / 2;
-  EXPECT_EQ(Place(kA, 0, kHalf), "");
-  EXPECT_EQ(LeastNew(kA, kHalf), 0U) << "beside the first";
-  Place(kA, 1);
-  Free(1);
-  EXPECT_EQ(LeastNew(kA, kPage - 512), 0U);
-  EXPECT_EQ(LeastNew(kD, kPage - 512), 1U) << "D may not have it";
-  dag_.Wait(kD, dag_.At(kA));
-  EXPECT_EQ(LeastNew(kD, kPage - 512), 0U);
-  dag_.Wait(kB, dag_.At(kA));
-  EXPECT_EQ(LeastNew(kB, kPage - 512), 1U) << "A need not lend, as it grew when B was there";
 }
 
 }  // namespace
