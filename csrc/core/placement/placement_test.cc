@@ -1,5 +1,5 @@
-// Edges are mapped for a block so that what is left of them is an edge again. How well blocks are
-// placed cgp_quality judges.
+// A search ends, and edges are mapped for a block so that what is left of them is an edge again. How
+// well blocks are placed cgp_quality judges.
 #include "core/placement/placement.h"
 
 #include <gtest/gtest.h>
@@ -42,6 +42,18 @@ class PlacementTest : public ::testing::Test {
   SharedSpace bytes_{ranges_};
   FreeView& view_ = bytes_.AddView(StreamId{1}, FenceId{1});
 };
+
+// More ranges in vain than a search looks at: then a range with a page more will do.
+TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
+  for (int i = 0; i < 100; ++i) MapNew({"....", "xxxx"});
+  MapNew({"xxx.", "....", "xxxx"});  // is exact, and passed over
+  MapNew({"....", "....", "xxxx"});
+  for (uint32_t r = 0; r < ranges_.range_count(); ++r) view_.Runs(RangeId{r});
+  const auto found = FindMapped(view_, Granules(5), Slack::kOnePage);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->slot, ranges_.range(RangeId{101}).begin());
+  EXPECT_FALSE(FindMapped(view_, Granules(5), Slack::kNone));
+}
 
 TEST_F(PlacementTest, OfATailAllIsTakenAndTheLastPageIsLeftATail) {
   MapNew({"xxxx", "....", "xxxx"});

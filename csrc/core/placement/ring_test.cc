@@ -115,5 +115,14 @@ TEST_F(RingTest, AFullRangeMakesWayForAnother) {
   EXPECT_EQ(FreeOfRing(), Extents()) << "it is no ring's any more";
 }
 
+TEST_F(RingTest, AFailureChangesNothing) {
+  Place(12, /*is_first=*/true);
+  const Extents before = FreeOfRing();
+  memory_.bytes().Map({.range = {}, .handles = std::vector(kPages - 100, MappingPlan::kNewPage)});
+  EXPECT_THROW(Place(kPageSize.count() * 200), DriverError);
+  EXPECT_EQ(FreeOfRing(), before);
+  EXPECT_EQ(Place(12), 12U);
+}
+
 }  // namespace
 }  // namespace cgp
