@@ -22,6 +22,29 @@ class ExecCacheRoomTest : public ExecCacheTest {
   }
 };
 
+TEST_F(ExecCacheRoomTest, WithoutMemoryForANewOneWhatIsHeldGoesOn) {
+  for (const auto status : {DriverStatus::kOutOfMemory, DriverStatus::kFailed}) {
+    MakeCache(2);
+    const GraphNumber first = Add(Graph{10});
+    const GraphNumber second = Add(Graph{11});
+    const GraphNumber third = Add(Graph{12});
+    Launch(first, kA);
+    Launch(second, kA);
+    for (uint32_t i = 0; i < kLongStay; ++i) Launch(third, kA);
+    book_.Arm({.for_good = true, .only = GraphBook::Call::kInstantiate, .status = status});
+    const uint64_t failures = book_.failures();
+    if (status == DriverStatus::kOutOfMemory) {
+      for (uint32_t i = 0; i < 2 * kVeryLongStay; ++i) Launch(third, kA);
+      EXPECT_EQ(book_.failures(), failures + 1) << "it is not tried at each launch";
+    } else {
+      EXPECT_THROW(cache_->Lend(third, kA), DriverError);
+    }
+    book_.Disarm();
+    Launch(third, kA);
+    Launch(first, kA);
+  }
+}
+
 class ExecCacheLimits : public ExecCacheRoomTest,
                         public ::testing::WithParamInterface<std::optional<size_t>> {};
 
