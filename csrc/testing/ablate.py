@@ -17,17 +17,16 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
-from altered_tree import ROOT, build
-
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "benchmarks"))
-sys.path.insert(0, str(ROOT / "tests/traces"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, sys.path[0] + "/benchmarks")
+sys.path.insert(0, sys.path[1] + "/tests/traces")
 import generate
 import one_way
 import stream_programs
 import trace_to_text
 from _quality import read_quality
 
+ROOT = Path(__file__).resolve().parents[2]
 RULES = {
     "known-again": "what comes behind the same sizes as in an earlier scope goes where it lay then",
     "known-alike": "a block goes where one of as many pages lay in this scope",
@@ -128,8 +127,10 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [rule for rule in RULES if not options.only or any(o in rule for o in options.only)]
     taken = [rules for count in range(3) for rules in combinations(chosen, count)]
-    if errors := build(ROOT, "build/ablation", ["cgp_ablation"], options.jobs):
-        sys.exit(errors)
+    folder = str(ROOT / "build/ablation")
+    subprocess.run(["cmake", "-S", ROOT, "-B", folder], stdout=sys.stderr, check=True)
+    make = ["cmake", "--build", folder, f"-j{options.jobs}", "-t", "cgp_ablation"]
+    subprocess.run(make, stdout=sys.stderr, check=True)
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
         write_traces(texts := Path(directory), texts / "json")
         found = dict(zip(taken, pool.map(lambda r: measure(texts, r), taken), strict=True))
