@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, sys.path[0] + "/benchmarks")
-sys.path.insert(0, sys.path[1] + "/tests/traces")
+# At the end: the package that is installed stands before the sources.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+sys.path.append(sys.path[-1] + "/benchmarks")
+sys.path.append(sys.path[-2] + "/tests/traces")
 import generate
 import one_way
 import stream_programs
