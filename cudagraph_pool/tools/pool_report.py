@@ -15,7 +15,7 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from .. import __version__
-from .._table import format_table, mib
+from .._table import format_table, mib, mib_or_dash
 from ..pools import stats
 from . import live_map
 from .costs import GraphCost, PoolCost, of_pool
@@ -98,11 +98,11 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
         "minimum": [mib(pool.minimum) for pool in pools],
         "reserved": [mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
-        "stock": [_mib_or_dash(pool.stock) for pool in pools],
-        "saved": [_mib_or_dash(pool.saved) for pool in pools],
-        "apart": [_mib_or_dash(pool.apart) for pool in pools],
-        "expandable": [_mib_or_dash(pool.expandable) for pool in pools],
-        "primed": [_mib_or_dash(pool.primed) for pool in pools],
+        "stock": [mib_or_dash(pool.stock) for pool in pools],
+        "saved": [mib_or_dash(pool.saved) for pool in pools],
+        "apart": [mib_or_dash(pool.apart) for pool in pools],
+        "expandable": [mib_or_dash(pool.expandable) for pool in pools],
+        "primed": [mib_or_dash(pool.primed) for pool in pools],
         "execs": ["-" if pool.execs is None else str(pool.execs) for pool in pools],
     }
     known = {head: cells for head, cells in columns.items() if set(cells) != {"-"}}
@@ -111,10 +111,6 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
 
 def _word_columns(rows: list[list[str]]) -> list[int]:
     return [place for place, head in enumerate(rows[0]) if head in _WORDS]
-
-
-def _mib_or_dash(size: int | None) -> str:
-    return "-" if size is None else mib(size)
 
 
 def _of_largest(pool: PoolCost) -> str:
