@@ -11,15 +11,7 @@ from .._table import mib
 from .memory_map import MemoryMap, drawing
 from .replay import POOL, new_pools, run, stock_bytes
 from .stock import growth, primed_bytes, reserved_bytes
-from .trace import (
-    Graph,
-    Order,
-    Trace,
-    minimum_bytes,
-    most_live_bytes,
-    replay_sequence,
-    whole_pages,
-)
+from .trace import Graph, Order, Trace, minimum_bytes, most_live_bytes, replay_sequence, whole_pages
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ Stretch = tuple[int, int]  # physical bytes [begin, end) of a pool, by the numbe
 
 
 class Operation(NamedTuple):
-    """An allocation, or with ``size == 0`` the free of what lies at ``address``."""
+    """An allocation; with ``size == 0`` the free of what lies at ``address``."""
 
     address: int
     size: int
@@ -95,16 +95,12 @@ def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any])
                 result.free(live.pop(operation.address))
             continue
         place = bisect.bisect_right(begins, operation.address) - 1
-        if place < 0:
-            continue
-        size = -(-operation.size // GRANULE_BYTES) * GRANULE_BYTES
-        begin = operation.address - begins[place]
-        pages = ranges[place][1]
-        if begin + size > len(pages) * page_bytes:
-            continue
-        live[operation.address] = result.allocate(
-            joined(_pieces(pages, page_bytes, begin, begin + size))
-        )
+        address, pages = ranges[place] if place >= 0 else (0, [])
+        begin = operation.address - address
+        end = begin + -(-operation.size // GRANULE_BYTES) * GRANULE_BYTES
+        if end <= len(pages) * page_bytes:
+            stretches = joined(_pieces(pages, page_bytes, begin, end))
+            live[operation.address] = result.allocate(stretches)
     result.first_allocation = snapshot["stats"]["allocations"] - len(result.placed)
     return result
 
