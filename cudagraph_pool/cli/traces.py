@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 from tqdm import tqdm
 
 from .._table import format_table, mib, mib_or_dash
-from ..tools.replay import ReplayResult, replay
+from ..tools.replay import replay
 from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
 from .errors import FAILED, CommandError, cannot_write
 
@@ -126,7 +126,7 @@ def _replay(options: argparse.Namespace) -> int:
     with _failing(None):
         # All are read before anything is replayed or written, so that bad input changes nothing.
         traces = [read_trace(path) for path in _progress(options.traces)]
-    results: list[ReplayResult] = []
+    results = []
     for trace in traces:
         with _failing(output, trace.path), contextlib.ExitStack() as files:
             file = None if output is None else files.enter_context(open(output, "w"))

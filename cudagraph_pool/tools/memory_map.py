@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import _core
-from .trace import GRANULE_BYTES, PAGE_BYTES, Event
+from .trace import GRANULE_BYTES, PAGE_BYTES, Event, round_up
 
 Stretch = tuple[int, int]  # physical bytes [begin, end) of a pool, by the numbers of its pages
 
@@ -97,7 +97,7 @@ def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any])
         place = bisect.bisect_right(begins, operation.address) - 1
         address, pages = ranges[place] if place >= 0 else (0, [])
         begin = operation.address - address
-        end = begin + -(-operation.size // GRANULE_BYTES) * GRANULE_BYTES
+        end = begin + round_up(operation.size, GRANULE_BYTES)
         if end <= len(pages) * page_bytes:
             stretches = joined(_pieces(pages, page_bytes, begin, end))
             live[operation.address] = result.allocate(stretches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Final, TextIO, TypedDict
+from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
@@ -19,33 +19,17 @@ POOL: Final = (0, 1)
 Watcher = Callable[[Event, _core.Block | None], None]
 
 
-class ReplayResult(TypedDict):
-    """What a replay cost. Sizes in bytes, time in seconds of the core's calls. What stock reserved
-    is known of the order in which graphs were recorded only, and not of captures that were made up.
-    """
-
-    name: str
-    graphs: int
-    order: Order
-    minimum_bytes: int
-    reserved_bytes: int
-    ratio: float
-    stock_reserved_bytes: int | None
-    ranges: int
-    page_mappings: int
-    ops: int
-    seconds: float
-
-
 def replay(
     trace: Trace, order: Order = "recorded", seed: int = 0, placements: TextIO | None = None
-) -> ReplayResult:
-    """Replays a trace into one pool, one capture scope for each graph.
+) -> dict[str, Any]:
+    """Replays a trace into one pool, one capture scope for each graph. Returns what it cost.
 
-    The driver only counts: a replay touches no memory, and the core decides the same.
+    The driver only counts: a replay touches no memory, and the core decides the same. Sizes are
+    bytes, and the seconds are those of the core's calls. What stock reserved is known of the order
+    in which graphs were recorded only, and not of captures that were made up.
 
     Args:
-        trace: what :func:`cudagraph_pool._trace.read_trace` returned.
+        trace: what :func:`cudagraph_pool.tools.trace.read_trace` returned.
         order: of the graphs.
         seed: of ``order="shuffled"``.
         placements: where to write, as JSON lines, the physical bytes that each block got.

@@ -172,7 +172,7 @@ def most_live_bytes(events: Iterable[Event]) -> int:
     live = peak = 0
     for event in events:
         if event.bytes:
-            sizes[event.block] = _round_up(event.bytes, GRANULE_BYTES)
+            sizes[event.block] = round_up(event.bytes, GRANULE_BYTES)
             live += sizes[event.block]
             peak = max(peak, live)
         else:
@@ -182,10 +182,10 @@ def most_live_bytes(events: Iterable[Event]) -> int:
 
 def whole_pages(size: int) -> int:
     """Rounded up to a page."""
-    return _round_up(size, PAGE_BYTES)
+    return round_up(size, PAGE_BYTES)
 
 
-def _round_up(value: int, unit: int) -> int:
+def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
