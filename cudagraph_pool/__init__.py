@@ -51,7 +51,9 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from importlib.util import find_spec
 
-    missing = () if find_spec("torch") else ("GraphRunner", "guard")  # help() would fail at these
+    missing = (
+        () if find_spec("torch") else ("GraphRunner", "graph", "guard")
+    )  # help() would fail at these
     return [*(name for name in __all__ if name not in missing), "__version__"]
 
 

@@ -8,13 +8,13 @@ import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import torch
+
 from . import _shared_exec
 from .pools import GraphPool, _require_pool
 from .switch import _require_booleans, _require_enabled
 
 if TYPE_CHECKING:
-    import torch
-
     from . import _torch
 
 _logger = logging.getLogger(__package__)
@@ -72,8 +72,6 @@ class graph:  # noqa: N801
         own_workspace: bool = False,
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
-        import torch
-
         _require_pool(pool)
         for name, value, kind in (
             ("cuda_graph", cuda_graph, torch.cuda.CUDAGraph),
@@ -103,8 +101,6 @@ class graph:  # noqa: N801
         self._context = self._new_context(capture_error_mode)
 
     def __enter__(self) -> None:
-        import torch
-
         _require_enabled("cudagraph_pool.graph")
         self._pool._require_open()
         self._check_devices()
@@ -175,13 +171,9 @@ class graph:  # noqa: N801
         )
 
     def _current_stream(self) -> torch.cuda.Stream:
-        import torch
-
         return torch.cuda.current_stream()
 
     def _new_context(self, capture_error_mode: str) -> Any:
-        import torch
-
         return torch.cuda.graph(
             self._graph,
             pool=self._pool.id,
@@ -192,8 +184,6 @@ class graph:  # noqa: N801
     @classmethod
     def _capture_stream(cls, device: torch.device) -> torch.cuda.Stream:
         """One for each device: torch.cuda.graph's single one lies on the first that captured."""
-        import torch
-
         stream = cls._capture_streams.get(device.index)
         if stream is None:  # another thread may be here too
             stream = cls._capture_streams.setdefault(device.index, torch.cuda.Stream(device))
@@ -201,8 +191,6 @@ class graph:  # noqa: N801
 
     def _clean_up(self, before: torch.cuda.Stream | None) -> None:
         """Undoes what torch.cuda.graph leaves behind when it fails half-way."""
-        import torch
-
         if before is not None:
             torch.cuda.set_stream(before)
         if self._shared_exec:
@@ -214,8 +202,6 @@ class graph:  # noqa: N801
         """In torch 2.11 the device's generator takes a failed capture to be under way, so that
         ``torch.randn`` raises. It ends with the next capture: an empty one.
         """
-        import torch
-
         empty = torch.cuda.CUDAGraph(keep_graph=True)
         stream = torch.cuda.Stream(self._pool.device)  # the capture's may be one that cannot
         # This may fail as the capture did; the caller is told the first error.
@@ -228,8 +214,6 @@ class graph:  # noqa: N801
             torch.cuda.current_stream().wait_stream(stream)
 
     def _check_devices(self) -> None:
-        import torch
-
         current = torch.cuda.current_device()
         if self._pool.device.index != current:
             raise ValueError(
