@@ -20,12 +20,11 @@ from torch.utils import _pytree as pytree
 from .._adapter import load_adapter
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
-_CONSTANTS = (
-    *(int, bool, str, bytes, type(None)),
+CONSTANTS = (
+    *(int, bool, float, complex, str, bytes, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
     *(enum.Enum, type, types.FunctionType, types.BuiltinFunctionType),
 )
-Parameters = Sequence[inspect.Parameter]
 
 
 class Call(NamedTuple):
@@ -35,7 +34,7 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     tensors: Sequence[Tensor]  # in the order of torch.utils._pytree
     variant: Hashable  # what decides which Python code the function runs
-    shapes: Hashable  # equal for calls whose tensors are alike in all but what they hold
+    key: Hashable  # equal for calls that one graph runs alike
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments with other tensors."""
@@ -46,137 +45,76 @@ class Call(NamedTuple):
         return args, kwargs
 
 
-def read_call(args: tuple[Any, ...], kwargs: dict[str, Any], parameters: Parameters) -> Call:
-    """Reads a call. It runs before each replay: it is short where all arguments are tensors.
+class Signature:
+    """What a function takes, and which weights it has."""
 
-    Raises:
-        TypeError: An argument is neither a plain strided tensor nor a constant.
-    """
-    tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
-    constants: Hashable = ()
-    if not _PLAIN.issuperset(map(type, tensors)):
-        leaves, tree = pytree.tree_flatten((args, kwargs))
-        tensors = [x for x in leaves if isinstance(x, Tensor)]
-        try:
-            others = tuple(None if isinstance(x, Tensor) else _constant(x) for x in leaves)
-            constants = _node(tree), others
-        except _NotConstantError as error:
-            found = error.args[0]
-            raise TypeError(
-                f"{_path_of(found, parameters, args, kwargs)} holds a {type(found).__name__}, and "
-                "what it stands for may change between calls: a GraphRunner takes tensors and "
-                "constants, in tuples, lists, dicts or what is registered with "
-                "torch.utils._pytree. Let the function find other objects itself"
-            ) from None
-    for x in tensors:
-        if not is_plain(x):
-            require_plain(x, _path_of(x, parameters, args, kwargs))
-    variant = len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])
-    return Call(
-        args, kwargs, tensors, variant, tuple([(x.shape, x.dtype, x.device) for x in tensors])
-    )
+    def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
+        self.function = function
+        self.parameters = _parameters_of(function)
+        self.weights = Weights(function)
+        self._device_type = device.type
+        kinds = {parameter.kind for parameter in self.parameters}
+        # Whether the function cannot see in which order they come.
+        self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
 
+    def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Reads a call. It runs before each replay: it is short where all arguments are tensors.
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether a graph can read it, or leave it, as it is."""
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
-
-
-def require_plain(tensor: Tensor, what: str) -> None:
-    """Raises TypeError for a tensor that is not plain."""
-    if not is_plain(tensor):
-        kind = f"a {type(tensor).__name__}"
-        if type(tensor) in _PLAIN:
-            kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
-        raise TypeError(f"{what} is {kind}; a GraphRunner takes and returns plain strided tensors")
-
-
-class _NotConstantError(Exception):
-    pass
-
-
-def _node(tree: pytree.TreeSpec) -> Hashable:
-    """What a tree and its nodes hold beside leaves."""
-    return tree.type, _constant(tree.context), *map(_node, tree.children())
-
-
-def _constant(value: Any) -> Hashable:
-    """Equal for constants that are alike: 1 == 1.0 == True, and 0.0 == -0.0, are not."""
-    kind = type(value)
-    if kind is float or kind is complex:
-        return kind, repr(value)
-    if isinstance(value, _CONSTANTS):
-        return kind, value
-    if isinstance(value, (list, tuple)):
-        return kind, *map(_constant, value)
-    if isinstance(value, dict):
-        return kind, *((_constant(key), _constant(value[key])) for key in value)
-    raise _NotConstantError(value)
-
-
-def refuse_transforms(
-    tensors: Sequence[Tensor], weights: Callable[[], Iterable[Tensor]] = list
-) -> None:
-    """Raises RuntimeError where a replay would be lost on what looks at each operation."""
-    is_one = torch._C._functorch.peek_interpreter_stack() is not None
-    is_one = is_one or any(map(torch._C._functorch.is_legacy_batchedtensor, tensors))
-    if forward_ad._current_level >= 0:
-        tangents = (forward_ad.unpack_dual(x).tangent for x in (*tensors, *weights()))
-        is_one = is_one or any(tangent is not None for tangent in tangents)
-    if is_one or torch._C._get_tracing_state() is not None:
-        raise RuntimeError(
-            "a GraphRunner was called within a transform of torch.func, a trace or batched "
-            "gradients, or with tensors that have forward-mode tangents: a graph has none of "
-            "these. Transform the function, and let a GraphRunner run what comes of that"
+        Raises:
+            TypeError: An argument is neither a plain strided tensor nor a constant.
+            RuntimeError: The call would be lost on a transform.
+        """
+        _refuse_transforms()
+        if kwargs and self._sorts_keywords:
+            kwargs = dict(sorted(kwargs.items()))
+        tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
+        constants: Hashable = ()
+        if not all(map(is_plain, tensors)):
+            leaves, tree = pytree.tree_flatten((args, kwargs))
+            tensors = [x for x in leaves if is_plain(x)]
+            try:
+                others = tuple(None if is_plain(x) else _constant(x) for x in leaves)
+                constants = _node(tree), others
+            except _NotConstantError as error:
+                self._refuse(error.args[0], args, kwargs)
+        casts = torch.is_autocast_enabled(self._device_type)
+        addresses, flags = self.weights.read()
+        variant = (
+            *(len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])),
+            *(torch.is_grad_enabled(), casts and torch.get_autocast_dtype(self._device_type)),
+            flags,
         )
+        shapes = tuple([(x.shape, x.dtype, x.device) for x in tensors])
+        return Call(args, kwargs, tensors, variant, (variant, shapes, addresses))
 
+    def named_leaves(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[tuple[str, Any]]:
+        """The leaves of a call with their paths, as errors and options name them: inputs['ids'].
+        `*args` gives args[0], args[1], ..., as does a function without a signature.
+        """
+        names = [
+            p.name
+            for p in self.parameters
+            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        ]
+        rest = next((p.name for p in self.parameters if p.kind is p.VAR_POSITIONAL), "args")
+        names += [f"{rest}[{n}]" for n in range(len(args) - len(names))]
+        values = [*zip(names, args, strict=False), *kwargs.items()]
+        return [
+            (name + path, leaf) for name, value in values for path, leaf in flatten_with_paths(value)
+        ]
 
-class Name(NamedTuple):
-    """What a leaf of a call is called."""
-
-    parameter: str  # of the function; all of `*args` have the one
-    path: str  # as an error names it: inputs['ids']
-
-
-def named_leaves(
-    parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[tuple[Name, Any]]:
-    """The leaves of a call. `*args` gives args[0], args[1], ..., as does what has no signature."""
-    names = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "args")
-    values = [(name, name, value) for name, value in zip(names, args, strict=False)]
-    values += [(rest, f"{rest}[{n}]", value) for n, value in enumerate(args[len(names) :])]
-    values += [(name, name, value) for name, value in kwargs.items()]
-    return [
-        (Name(parameter, name + path), leaf)
-        for parameter, name, value in values
-        for path, leaf in flatten_with_paths(value)
-    ]
-
-
-def _path_of(leaf: Any, *call: Any) -> str:
-    return next((name.path for name, x in named_leaves(*call) if x is leaf), "an argument")
-
-
-def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of a tree, each with its path: ['ids'][0]. A node without names has numbers."""
-    try:
-        return [(pytree.keystr(path), x) for path, x in pytree.tree_flatten_with_path(tree)[0]]
-    except ValueError:  # a node that was registered without names of what it holds
-        return [(f"[{n}]", leaf) for n, leaf in enumerate(pytree.tree_leaves(tree))]
-
-
-def parameters_of(function: Any) -> Parameters:
-    """The parameters of a callable: of a module those of forward. Without a signature, none."""
-    function = inspect.unwrap(function)
-    bound = function if isinstance(function, functools.partial) else functools.partial(function)
-    function = getattr(bound.func, "_orig_mod", bound.func)
-    function = function.forward if isinstance(function, nn.Module) else function
-    try:
-        signature = inspect.signature(functools.partial(function, *bound.args, **bound.keywords))
-    except (TypeError, ValueError):
-        return []
-    return list(signature.parameters.values())
+    def _refuse(self, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        named = self.named_leaves(args, kwargs)
+        path = next((path for path, leaf in named if leaf is found), "an argument")
+        if isinstance(found, Tensor):
+            require_plain(found, path)
+        raise TypeError(
+            f"{path} holds a {type(found).__name__}, and what it stands for may change between "
+            "calls: a GraphRunner takes tensors and constants, in tuples, lists, dicts or what is "
+            "registered with torch.utils._pytree. Let the function find other objects itself"
+        )
 
 
 class Weights:
@@ -204,5 +142,79 @@ class Weights:
         for members in self._members:
             yield from ((members, name, x) for name, x in members.items() if x is not None)
 
-    def tensors(self) -> list[Tensor]:
-        return [tensor for _, _, tensor in self.places()]
+
+def is_plain(value: Any) -> bool:
+    """Whether it is a tensor that a graph can read, or leave, as it is."""
+    return type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
+
+
+def require_plain(tensor: Tensor, what: str, device: torch.device | None = None) -> None:
+    """Raises TypeError for a tensor that is not plain, or not on the device."""
+    kind = f"on {tensor.device}" if device and tensor.device.type != device.type else ""
+    if not is_plain(tensor):
+        kind = f"a {type(tensor).__name__}"
+        if type(tensor) in _PLAIN:
+            kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
+    if kind:
+        where = f" on {device}" if device else ""
+        raise TypeError(
+            f"{what} is {kind}; a GraphRunner takes and returns plain strided tensors{where}"
+        )
+
+
+def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a tree, each with its path: ['ids'][0]. A node without names has numbers."""
+    try:
+        return [(pytree.keystr(path), x) for path, x in pytree.tree_flatten_with_path(tree)[0]]
+    except ValueError:  # a node that was registered without names of what it holds
+        return [(f"[{n}]", leaf) for n, leaf in enumerate(pytree.tree_leaves(tree))]
+
+
+class _NotConstantError(Exception):
+    pass
+
+
+def _node(tree: pytree.TreeSpec) -> Hashable:
+    """What a tree and its nodes hold beside leaves."""
+    return tree.type, _constant(tree.context), *map(_node, tree.children())
+
+
+def _constant(value: Any) -> Hashable:
+    """Equal for constants that are alike: 1 == 1.0 == True, and 0.0 == -0.0, are not."""
+    kind = type(value)
+    if kind is float or kind is complex:
+        return kind, repr(value)
+    if isinstance(value, CONSTANTS):
+        return kind, value
+    if isinstance(value, (list, tuple)):
+        return kind, *map(_constant, value)
+    if isinstance(value, dict):
+        return kind, *((_constant(key), _constant(value[key])) for key in value)
+    raise _NotConstantError(value)
+
+
+def _refuse_transforms() -> None:
+    """Raises RuntimeError within what has to see each operation."""
+    if (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    ):
+        raise RuntimeError(
+            "a GraphRunner was called within a transform of torch.func, forward-mode "
+            "differentiation or a trace: these do not see what a graph computes. Transform the "
+            "function, and give the result to a GraphRunner"
+        )
+
+
+def _parameters_of(function: Any) -> list[inspect.Parameter]:
+    """The parameters of a callable: of a module those of forward. Without a signature, none."""
+    function = inspect.unwrap(function)
+    bound = function if isinstance(function, functools.partial) else functools.partial(function)
+    function = getattr(bound.func, "_orig_mod", bound.func)
+    function = function.forward if isinstance(function, nn.Module) else function
+    try:
+        signature = inspect.signature(functools.partial(function, *bound.args, **bound.keywords))
+    except (TypeError, ValueError):
+        return []
+    return list(signature.parameters.values())

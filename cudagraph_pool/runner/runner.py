@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import statistics
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -19,7 +16,7 @@ from .._shared_exec import _EXEC_BUDGET
 from ..pools import GraphPool, _require_pool
 from ..sizes import Buckets, Size, cost, shown
 from ..switch import _require_booleans, _require_enabled
-from .arguments import Call, Weights, parameters_of, read_call, refuse_transforms
+from .arguments import Call, Signature
 from .captures import Captures, undisturbed
 from .plan import Plan
 from .program import Program, Setup
@@ -29,7 +26,6 @@ Order = Literal["largest_first", "smallest_first", "given"]
 
 _ORDERS = ("largest_first", "smallest_first", "given")
 _MAX_PLANS = 4096  # one for each shape that calls have had: some kB each
-_UNKNOWN: Any = object()
 
 
 class GraphRunner:
@@ -41,72 +37,53 @@ class GraphRunner:
         runner = cgp.GraphRunner(model, sizes=cgp.sizes.powers_of_two(64))
         logits = runner(tokens)  # captures all sizes at the first call
 
-    **What a call returns is overwritten by the next one**, of this runner or of another one on the
-    same pool: read it or copy it before, or ask for ``clone_outputs``. So the outputs of all sizes
-    together take the memory of the largest one's. Calls may come on any stream: each waits for the
+    **The next call overwrites what a call returns**, also one of another runner on the same pool.
+    Copy it before, or ask for ``clone_outputs``. Calls may come on any stream: each waits for the
     one before.
 
     **What the function reads must stay where it is**: parameters, buffers and other tensors. For a
     module, or a method of one, each call compares the addresses of all parameters and buffers with
-    the captured ones, and captures a size anew if one has moved. Whatever else the function uses is
-    the caller's affair: once a submodule was replaced, or a tensor that the function finds
-    elsewhere, call :meth:`reset`.
+    the captured ones, and captures a size anew if one has moved. After any other change call
+    :meth:`reset`: of a submodule, a closure, a global, an attribute or a hook.
 
     The rows of a call must not depend on each other, nor on how many there are, or the padding
-    would show: as in a batch norm that is trained, or by ``x[:, -1]``. Padding is computed with
-    like everything else: what it writes, it writes (a cache at slot 0, if slots are padded by 0),
-    and where it gives NaN, as a softmax over a row that is masked as a whole does, the gradients of
-    parameters are NaN. Python code of the function runs at captures only. Its arguments must not be
-    changed in place, since the graph sees copies of them; other tensors may. As with
-    :func:`torch.cuda.make_graphed_callables`, random numbers differ from replay to replay, and
-    captures run the function some times more than it is called.
+    shows. Padding is computed with: what it writes, it writes, and its NaNs reach the gradients of
+    parameters. The function must not change its arguments, nor put tensors into them: it is given
+    copies. Its Python code runs at captures only, some times more than it is called.
 
-    With gradients enabled, a function whose outputs require them is captured together with its
-    backward pass. Gradients go to arguments and to the parameters of the module. The backward pass
-    of a call runs before the next call, and once; until then the outputs, parameters and other
-    tensors that it reads must stay as they are. There are no second derivatives. Anything else is
-    an error. An output that the loss does not use gets a gradient of zero, which becomes NaN where
-    its derivative is infinite, as that of a square root is at 0: return such outputs detached.
+    With gradients enabled the backward pass is captured too, for arguments and the parameters of
+    the module. It runs once, before the next call. Outputs and saved tensors must stay as they are
+    until then. An output that the loss does not use gets a gradient of zero.
 
-    Captures of a process take turns, and run the function within: two threads whose functions wait
-    for each other (collective operations, with a thread for each device) must not capture at once.
-
-    Graphs are kept for each kind of call: whatever is no tensor among the arguments, whether
-    gradients are enabled, autocast, which parts of a module are in training and which arguments and
-    parameters require gradients.
+    There is a graph for each kind of call: constants among the arguments, grad mode, autocast, which
+    modules are in training, what requires gradients. Captures of a process take turns.
 
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function.
-        sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
-            integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
-            calls need, such that none is padded by more than ``padding`` of its own.
+        sizes (sequence or str): The sizes to capture: integers, or tuples for several dimensions
+            (:mod:`cudagraph_pool.sizes`). ``"auto"``: those that the calls need, none padded by
+            more than ``padding`` of its own.
         dim (int, tuple or dict): Which dimension of the tensor arguments is as large as the size.
-            For sizes of several dimensions a tuple with an entry for each, ``None`` for a dimension
-            that a tensor has not, a tuple for one that it has several times. A dictionary says it
-            for each argument by name; tensors that it does not name are the same at all sizes.
-            Default: 0.
+            For several dimensions a tuple with an entry for each: ``None`` for one that a tensor
+            has not, a tuple for one that it has several times. A dictionary says it by name;
+            tensors that it does not name are the same at all sizes. Default: 0.
         pool (GraphPool, optional): The pool to capture into. Default: a new one, on the current
             device.
-        pad (number or dict): What fills up the arguments of a call that is smaller than its graph;
-            a dictionary says it for arguments by name, 0 for others. As for ``dim`` a name is that
-            of a parameter of the function, or a path to a tensor: ``batch['ids']``. Default: 0.
+        pad (number or dict): What fills up arguments. A dictionary says it by name: of a parameter
+            of the function, or a path to a tensor (``batch['ids']``). Default: 0.
         warmup (int): How often each size runs before it is captured. Default: 3.
         shared_exec (bool or str): As for :class:`cudagraph_pool.graph`. ``"auto"``: as ``pool`` was
-            made; a new one keeps an executable for each size in use, as long as all take 256 MiB
-            at most, and the rest share. Another budget: ``pool=GraphPool(shared_exec=True,
-            exec_budget=...)``. Default: ``"auto"``.
-        own_workspace (bool): As for :class:`cudagraph_pool.graph`: for runners of different pools
-            that are called, or capture, on several streams at once. Default: ``False``.
+            made; graphs of a new one share executables beyond 256 MiB. Default: ``"auto"``.
+        own_workspace (bool): As for :class:`cudagraph_pool.graph`, for runners of different pools
+            on several streams at once. Default: ``False``.
         order (str): In which order sizes are captured: ``"largest_first"``, ``"smallest_first"`` or
             ``"given"``. Default: ``"largest_first"``.
         overflow (str): What a call larger than all sizes does: ``"error"``, or ``"eager"`` to call
             the function itself. Default: ``"error"``.
         clone_outputs (bool): Return copies, which stay as they are. Default: ``False``.
-        lazy (bool): Capture a size when it is first used. Default: ``False``, but ``True`` for
-            ``"auto"``.
-        max_graphs (int, optional): How many sizes are kept captured at a time, over all ways of
-            calling; the one that was not used for the longest time goes. For ``lazy`` and
-            ``"auto"``. Default: all.
+        lazy (bool): Capture a size when it is first used, as ``"auto"`` does. Default: ``False``.
+        max_graphs (int, optional): The most sizes that are captured at a time, for ``lazy`` and
+            ``"auto"``; the least recently used goes first. Default: all.
         padding (float): For ``"auto"``. Default: 0.25.
         progress (bool): Show a progress bar while sizes are captured. Default: ``True``.
 
@@ -155,15 +132,11 @@ class GraphRunner:
                 f"max_graphs is {max_graphs}: it must be at least 1, and is for graphs that are "
                 "captured when they are used, with lazy=True or sizes='auto'"
             )
-        self._warmup, self._order, self._overflow = warmup, order, overflow
-        self._clone_outputs, self._max_graphs, self._progress = clone_outputs, max_graphs, progress
+        self._order, self._overflow = order, overflow
+        self._max_graphs, self._progress = max_graphs, progress
         captures = self._new_captures(pool, shared_exec, own_workspace)
-        parameters = parameters_of(function)
-        weights = Weights(function)
-        self._setup = Setup(function, parameters, weights, captures, buckets, dim, pad)
-        kinds = {parameter.kind for parameter in parameters}
-        # Whether the function cannot see in which order they come.
-        self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
+        signature = Signature(function, captures.device)
+        self._setup = Setup(signature, captures, buckets, dim, pad, warmup, clone_outputs)
         self._lock = threading.RLock()
         self._programs: dict[Any, Program] = {}
         self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
@@ -186,18 +159,15 @@ class GraphRunner:
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
         with self._lock:
-            call, _, key = self._read(args, kwargs)
-            plan = self._plans.get(key, _UNKNOWN)
-            if plan is not None and plan is not _UNKNOWN:
-                leaves = self._replay(plan, call)
-        if plan is _UNKNOWN:
+            call = self._read(args, kwargs)
+            is_known = call.key in self._plans
+            if is_known:
+                plan, leaves = self._replay(call)
+        if not is_known:
             with self._alone():
-                plan, call = self._plan(args, kwargs)
-                if plan is not None:
-                    leaves = self._replay(plan, call)
-        if plan is None:
-            return self._setup.function(*args, **kwargs)
-        return plan.assemble(leaves)
+                plan, leaves = self._replay(self._plan(args, kwargs))
+        # Without locks: both may run code of the caller's, which may wait for other threads.
+        return plan.assemble(leaves) if plan else self._setup.signature.function(*args, **kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and replay nothing."""
@@ -210,7 +180,8 @@ class GraphRunner:
             self._setup.captures.synchronize()
             self._programs.clear()
             self._plans.clear()
-            self._setup = self._setup._replace(weights=Weights(self._setup.function))
+            signature = Signature(self._setup.signature.function, self._setup.captures.device)
+            self._setup = self._setup._replace(signature=signature)
 
     def report(self) -> Report:
         r"""Return a list of what each size cost and gains; printed, it is a table.
@@ -221,15 +192,11 @@ class GraphRunner:
         captures = self._setup.captures
         with self._alone():
             captures.synchronize()
-            rows = Report()
-            for program in self._programs.values():
-                for size in sorted(program.captured, key=cost):
-                    captured = program.captured[size]
-                    samples = [captures.seconds(span) for span in captured.samples]
-                    replay = statistics.median(samples) if samples else None
-                    eager = captured.eager and captures.seconds(captured.eager)
-                    rows.append(replace(captured.cost, eager_seconds=eager, replay_seconds=replay))
-            return rows
+            return Report(
+                program.captured[size].report(captures.seconds)
+                for program in self._programs.values()
+                for size in sorted(program.captured, key=cost)
+            )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GraphRunner cannot be copied or pickled: its graphs are this process's")
@@ -259,47 +226,39 @@ class GraphRunner:
         with self._setup.captures.lock, self._lock:
             yield
 
-    def _replay(self, plan: Plan, call: Call) -> list[Any]:
+    def _replay(self, call: Call) -> tuple[Plan | None, list[Any]]:
+        """The plan of a call, and what it leaves; none for the function itself."""
+        plan = self._plans[call.key]
+        if plan is None:
+            return None, []
         plan.captured.last_used = next(self._calls)
-        return plan.run(call.tensors, self._clone_outputs)
+        return plan, plan.run(call.tensors)
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any, Any]:
-        """A call, the key of those that run the same code, and that of those that run alike."""
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self._capturing:
             raise RuntimeError(
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        if kwargs and self._sorts_keywords:
-            kwargs = dict(sorted(kwargs.items()))
-        weights, device = self._setup.weights, self._setup.captures.device.type
-        call = read_call(args, kwargs, self._setup.parameters)
-        refuse_transforms(call.tensors, weights.tensors)
-        casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        addresses, flags = weights.read()
-        variant = call.variant, torch.is_grad_enabled(), casts, flags
-        return call, variant, (variant, call.shapes, addresses)
+        return self._setup.signature.read(args, kwargs)
 
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan | None, Call]:
-        """How this call is run, captures what that needs. None: by the function itself.
-        pre: :meth:`_alone`.
-        """
-        call, variant, key = self._read(args, kwargs)
-        plan = self._plans.get(key, _UNKNOWN)
-        if plan is not _UNKNOWN:
-            return plan, call
-        program = self._programs.get(variant) or Program(self._setup, call)
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Plans a call, and captures what that needs. pre: :meth:`_alone`."""
+        call = self._read(args, kwargs)
+        if call.key in self._plans:
+            return call
+        program = self._programs.get(call.variant) or Program(self._setup, call)
         size = program.size_of(call)
         buckets = self._setup.buckets
         bucket = buckets.fit(size)
         plan = None
         if bucket is not None:
             captured = program.captured.get(bucket)
-            if captured is None or captured.addresses != self._setup.weights.read()[0]:
+            if captured is None or captured.addresses != self._setup.signature.weights.read()[0]:
                 everything = captured is None and not self._lazy
                 self._capture(program, call, size, self._in_order() if everything else [bucket])
-                _, variant, key = self._read(args, kwargs)  # weights may have been made
-                self._programs[variant] = program
+                call = self._read(args, kwargs)  # weights may have been made
+                self._programs[call.variant] = program
                 self._make_room()
             plan = Plan(program, program.captured[bucket], size)
         elif self._overflow == "error":
@@ -310,12 +269,12 @@ class GraphRunner:
             )
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[key] = plan
-        return plan, call
+        self._plans[call.key] = plan
+        return call
 
     def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:
         """Captures some buckets. Where one fails none of these is left."""
-        weights, captures = self._setup.weights, self._setup.captures
+        weights, captures = self._setup.signature.weights, self._setup.captures
         before = dict(program.captured)
         shows = self._progress and len(sizes) > 1 and sys.stderr is not None
         bar = tqdm(sizes, unit="graph", disable=not shows)
@@ -325,7 +284,7 @@ class GraphRunner:
             with undisturbed(), captures.on_capture_stream():
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
-                    program.warm_up(call, size, at, self._warmup)
+                    program.warm_up(call, size, at)
                 addresses, _ = weights.read()  # some may be made when it first runs
                 captures.empty_caches()
                 used = captures.usage()

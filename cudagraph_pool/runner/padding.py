@@ -1,0 +1,299 @@
+"""How a call is padded to a size: what graphs read of it, and what of their outputs is returned."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..sizes import Size, shown
+from .arguments import CONSTANTS, flatten_with_paths, require_plain
+
+Dims = tuple[tuple[int, ...], ...]  # for each axis of a size those of a tensor that follow it
+
+_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+
+
+class Input:
+    """A tensor argument, as all captures of one program have it.
+
+    It has one buffer, of the largest size so far. Every size reads the beginning of it: only one is
+    read at a time. A larger size makes a larger buffer, and those before live on in the graphs that
+    read them.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        tensor: Tensor,
+        dims: Dims,
+        pad: float,
+        device: torch.device,
+        sizes: Iterable[Size],
+    ) -> None:
+        """As ``tensor`` is, on the device of the graphs, and large enough for ``sizes``.
+
+        Raises:
+            ValueError: It lacks a dimension that is said to be dynamic, or cannot hold the padding.
+        """
+        rank = tensor.dim()
+        for dim in _flat(dims):
+            if not -rank <= dim < rank:
+                raise ValueError(
+                    f"{path} has the shape {tuple(tensor.shape)}, but its dimension {dim} should "
+                    "be dynamic; say which ones are: dim={'name of the argument': ...}, None for "
+                    "none"
+                )
+        self.path = path
+        self.dims = tuple(tuple(dim % rank for dim in of_axis) for of_axis in dims)
+        dynamic = _flat(self.dims)
+        if len(set(dynamic)) < len(dynamic):
+            raise ValueError(f"dim names a dimension of {path} twice: {dims}")
+        self.pad = pad if dynamic else 0
+        self.is_integer = not (tensor.is_floating_point() or tensor.is_complex())  # or a boolean
+        if self.is_integer:
+            kind = torch.float64 if isinstance(self.pad, float) else torch.int64
+            held = torch.tensor(self.pad, dtype=kind, device="cpu").to(tensor.dtype).item()
+            if held != self.pad:
+                raise ValueError(
+                    f"pad is {pad} for {path}, of which {tensor.dtype} would make {held}; say it "
+                    "for each: pad={'name of the argument': ...}, 0 for others"
+                )
+        self.requires_grad = tensor.requires_grad
+        self._shape = [-1 if dim in dynamic else n for dim, n in enumerate(tensor.shape)]
+        self._type = tensor.dtype, device
+        form = _FORMATS.get(rank, torch.contiguous_format)
+        is_plain = tensor.is_contiguous() or not tensor.is_contiguous(memory_format=form)
+        self._format = torch.contiguous_format if is_plain else form
+        self._elements = max((math.prod(self._shape_at(size)) for size in sizes), default=0)
+        self._buffer: Tensor | None = None
+
+    def check(self, tensor: Tensor) -> None:
+        """Raises ValueError if graphs that were captured for this input cannot read ``tensor``."""
+        dtype, device = self._type
+        fits = len(self._shape) == tensor.dim() and all(
+            own in (-1, n) for own, n in zip(self._shape, tensor.shape, strict=True)
+        )
+        if not fits or (tensor.dtype, tensor.device) != self._type:
+            shape = ", ".join("any" if n == -1 else str(n) for n in self._shape)
+            raise ValueError(
+                f"{self.path} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}, "
+                f"but was captured as {dtype} of shape ({shape}) on {device}: pass it so"
+            )
+
+    def at(self, size: Size) -> Tensor:
+        """What a graph of this size reads: a new tensor each time. A function may keep what it
+        found out of one that it knows, which in a capture would be something of its warm-ups.
+        """
+        dense = torch.empty(self._shape_at(size), device="meta", memory_format=self._format)
+        dtype, device = self._type
+        # A tensor that is made in inference mode cannot be written to outside of it.
+        with torch.inference_mode(False):
+            if self._buffer is None or self._buffer.numel() < dense.numel():
+                self._elements = max(self._elements, dense.numel())
+                self._buffer = torch.empty(self._elements, dtype=dtype, device=device)
+            static = self._buffer.as_strided(dense.shape, dense.stride()).detach()
+            return static.requires_grad_(self.requires_grad)
+
+    def _shape_at(self, size: Size) -> list[int]:
+        extents = _extents(self.dims, size)
+        return [extents.get(dim, n) for dim, n in enumerate(self._shape)]
+
+
+class Copies:
+    """Copies the tensors of calls of one size to where a graph reads them, and pads the rest."""
+
+    def __init__(self, inputs: Iterable[Input], statics: Iterable[Tensor], size: Size) -> None:
+        self._targets = []
+        self._fills = []
+        for given, static in zip(inputs, statics, strict=True):
+            target = static.detach()
+            for dim, extent in _extents(given.dims, size).items():
+                rest = target.narrow(dim, extent, target.shape[dim] - extent)
+                if rest.numel():
+                    self._fills.append((rest, given.pad))
+                target = target.narrow(dim, 0, extent)
+            self._targets.append(target)
+
+    def __call__(self, tensors: Iterable[Tensor]) -> None:
+        """Takes the first of the tensors, as many as there are inputs."""
+        for rest, pad in self._fills:
+            rest.fill_(pad)
+        for target, tensor in zip(self._targets, tensors, strict=False):
+            target.copy_(tensor)
+
+
+def cut(tensor: Tensor, dims: Dims, size: Size) -> Tensor:
+    """What of a tensor belongs to a size not above its own."""
+    for dim, extent in _extents(dims, size).items():
+        if extent < tensor.shape[dim]:
+            tensor = tensor.narrow(dim, 0, extent)
+    return tensor
+
+
+def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Size:
+    """The size that a call has.
+
+    Raises:
+        ValueError: Two tensors do not agree about it, none has it, or it is 0.
+    """
+    size: list[int] = []
+    for axis in range(axes):
+        found = {
+            f"{given.path} along dimension {dim}": tensor.shape[dim]
+            for given, tensor in zip(inputs, tensors, strict=True)
+            for dim in given.dims[axis]
+        }
+        if not found:
+            raise ValueError(
+                f"no argument has a dynamic dimension for axis {axis} of the sizes: pass a tensor, "
+                "and say by dim which tensors have which"
+            )
+        (first, extent), *others = found.items()
+        for other, n in others:
+            if n != extent:
+                raise ValueError(f"{other} has {n}, but {first} has {extent}")
+        if extent == 0:
+            raise ValueError(f"{first} has no elements: there is nothing to replay for size 0")
+        size.append(extent)
+    return tuple(size)
+
+
+def check_names(option: str, by_name: Any, paths: Iterable[str], parameters: set[str]) -> None:
+    """Raises ValueError if a mapping names an argument that the function has not."""
+    known = {name for path in paths for name in (path, _parameter(path))}
+    unknown = set(by_name if isinstance(by_name, Mapping) else ()) - known - parameters
+    if unknown:
+        raise ValueError(
+            f"{option} names {sorted(unknown, key=str)}, but the arguments passed are "
+            f"{sorted(known)}; pass None for one that is left out"
+        )
+
+
+def dims_of(dim: Any, path: str, axes: int) -> Dims:
+    """What ``dim`` of :class:`GraphRunner` says of one argument."""
+    dim = _said_of(dim, path, None)
+    entries = dim if isinstance(dim, tuple) else (dim,) if dim is not None else (None,) * axes
+    dims = tuple(() if x is None else x if isinstance(x, tuple) else (x,) for x in entries)
+    if len(dims) != axes or not all(isinstance(x, int) for x in _flat(dims)):
+        raise ValueError(
+            f"dim is {dim!r} for {path}, but must be an integer, None, or a tuple with an entry "
+            f"for each of the {axes} number(s) of a size: an integer, None, or a tuple of integers"
+        )
+    return dims
+
+
+def pad_of(pad: Any, path: str) -> float:
+    """What ``pad`` of :class:`GraphRunner` says of one argument."""
+    pad = _said_of(pad, path, 0)
+    if not isinstance(pad, float) and not (isinstance(pad, int) and abs(pad) < 1 << 63):
+        raise ValueError(f"pad is {pad!r} for {path}, but must be a number of 64 bits")
+    return pad
+
+
+def _said_of(option: Any, path: str, default: Any) -> Any:
+    if not isinstance(option, Mapping):
+        return option
+    return option.get(path, option.get(_parameter(path), default))
+
+
+def _parameter(path: str) -> str:
+    """Of the function; all of `*args` have the one."""
+    return re.split(r"[.\[]", path, maxsplit=1)[0]
+
+
+def _extents(dims: Dims, size: Size) -> dict[int, int]:
+    """The extents of the dimensions that follow a size."""
+    return {dim: n for n, of_axis in zip(size, dims, strict=False) for dim in of_axis}
+
+
+def _flat(dims: Iterable[tuple[Any, ...]]) -> list[Any]:
+    return [dim for of_axis in dims for dim in of_axis]
+
+
+class Output(NamedTuple):
+    """One leaf of what a function returned."""
+
+    path: str  # output['logits']
+    shape: tuple[int, ...]
+    constant: str  # empty for a tensor
+
+    def __str__(self) -> str:
+        return self.constant or str(self.shape)
+
+
+def describe(result: Any, device: torch.device) -> list[Output]:
+    """The leaves of what a function returned.
+
+    Raises:
+        TypeError: One is neither a plain tensor of the device nor a constant.
+    """
+    outputs: list[Output] = []
+    for path, leaf in flatten_with_paths(result):
+        path = "output" + path
+        if isinstance(leaf, Tensor):
+            require_plain(leaf, path, device)
+            outputs.append(Output(path, tuple(leaf.shape), ""))
+        elif isinstance(leaf, CONSTANTS):
+            outputs.append(Output(path, (), repr(leaf)))
+        else:
+            raise TypeError(
+                f"{path} is a {type(leaf).__name__}; a GraphRunner's function returns tensors and "
+                "constants, in tuples, lists, dicts or what torch.utils._pytree knows"
+            )
+    return outputs
+
+
+class Cuts:
+    """Which dimensions of the outputs are as large as the call.
+
+    Found by running the function at sizes that differ along one axis, which shows what follows it:
+    an extent that merely happens to equal a size does not change with it. Of the neighbours of an
+    axis the first is taken that the function can run at.
+
+    Raises:
+        ValueError: What the function returns depends on the size in a way that cannot be cut.
+    """
+
+    def __init__(
+        self,
+        outputs_at: Callable[[Size], list[Output]],
+        size: Size,
+        neighbours: Sequence[Sequence[Size]],
+    ) -> None:
+        self._size, self._outputs = size, outputs_at(size)
+        self.dims: list[Dims] = [()] * len(self._outputs)  # of each leaf
+        for extent, candidates in zip(size, neighbours, strict=True):
+            at, there = size, self._outputs
+            for at in candidates:
+                is_last = at == candidates[-1]
+                with contextlib.nullcontext() if is_last else contextlib.suppress(Exception):
+                    there = outputs_at(at)
+                    break
+            for leaf, (a, b) in enumerate(zip(self._outputs, there, strict=False)):
+                pairs = enumerate(zip(a.shape, b.shape, strict=False))
+                self.dims[leaf] += (tuple(dim for dim, (n, m) in pairs if m != n == extent),)
+            self.check(there, at)
+
+    def check(self, outputs: list[Output], size: Size) -> None:
+        """Raises ValueError if the outputs of a size are not those of the first but for extents."""
+        here, there = f"at size {shown(self._size)}", f"at size {shown(size)}"
+        if [x.path for x in outputs] != [x.path for x in self._outputs]:
+            raise ValueError(
+                f"the function returns {len(self._outputs)} value(s) {here} and {len(outputs)} "
+                f"{there}, or others: return the same ones at all sizes"
+            )
+        for dims, own, other in zip(self.dims, self._outputs, outputs, strict=True):
+            extents = _extents(dims, size)
+            expected = tuple(extents.get(dim, n) for dim, n in enumerate(own.shape))
+            if other != (own.path, expected, own.constant):
+                raise ValueError(
+                    f"{own.path} is {own} {here} and {other} {there}: what of it belongs to a "
+                    "padded call is unknown. Return the dynamic dimension apart, as in "
+                    "x.unflatten(0, (batch, -1)), and let the caller compute constants"
+                )
