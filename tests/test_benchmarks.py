@@ -611,7 +611,8 @@ def test_pages_have_the_tables_of_what_was_measured(name: str, page: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name", ["layer_graphs", "continuous_batching", "--short two_streams", "--short exec_decode_deep"]
+    "name",
+    ["layer_graphs", "continuous_batching", "--short two_streams", "--short exec_decode_deep"],
 )
 def test_reports_without_a_table(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: Capture

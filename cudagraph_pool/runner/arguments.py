@@ -62,9 +62,17 @@ class Signature:
 
         Raises:
             TypeError: An argument is neither a plain strided tensor nor a constant.
-            RuntimeError: The call would be lost on a transform.
+            RuntimeError: It comes from what has to see each operation.
         """
-        _refuse_transforms()
+        if (
+            torch._C._functorch.peek_interpreter_stack() is not None
+            or forward_ad._current_level >= 0
+            or torch._C._get_tracing_state() is not None
+        ):
+            raise RuntimeError(
+                "a GraphRunner was called within a transform of torch.func, forward-mode "
+                "differentiation or a trace. Transform the function, and pass that to a GraphRunner"
+            )
         if kwargs and self._sorts_keywords:
             kwargs = dict(sorted(kwargs.items()))
         tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
@@ -87,23 +95,16 @@ class Signature:
         shapes = tuple([(x.shape, x.dtype, x.device) for x in tensors])
         return Call(args, kwargs, tensors, variant, (variant, shapes, addresses))
 
-    def named_leaves(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[tuple[str, Any]]:
+    def named_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """The leaves of a call with their paths, as errors and options name them: inputs['ids'].
         `*args` gives args[0], args[1], ..., as does a function without a signature.
         """
-        names = [
-            p.name
-            for p in self.parameters
-            if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-        ]
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        names = [p.name for p in self.parameters if p.kind in kinds]
         rest = next((p.name for p in self.parameters if p.kind is p.VAR_POSITIONAL), "args")
         names += [f"{rest}[{n}]" for n in range(len(args) - len(names))]
         values = [*zip(names, args, strict=False), *kwargs.items()]
-        return [
-            (name + path, leaf) for name, value in values for path, leaf in flatten_with_paths(value)
-        ]
+        return [leaf for name, value in values for leaf in flatten_with_paths(value, name)]
 
     def _refuse(self, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         named = self.named_leaves(args, kwargs)
@@ -112,8 +113,7 @@ class Signature:
             require_plain(found, path)
         raise TypeError(
             f"{path} holds a {type(found).__name__}, and what it stands for may change between "
-            "calls: a GraphRunner takes tensors and constants, in tuples, lists, dicts or what is "
-            "registered with torch.utils._pytree. Let the function find other objects itself"
+            "calls: pass tensors and constants, and let the function find other objects itself"
         )
 
 
@@ -162,12 +162,13 @@ def require_plain(tensor: Tensor, what: str, device: torch.device | None = None)
         )
 
 
-def flatten_with_paths(tree: Any) -> list[tuple[str, Any]]:
-    """The leaves of a tree, each with its path: ['ids'][0]. A node without names has numbers."""
+def flatten_with_paths(tree: Any, name: str) -> list[tuple[str, Any]]:
+    """The leaves of what has a name, with their paths. A node without names has numbers."""
     try:
-        return [(pytree.keystr(path), x) for path, x in pytree.tree_flatten_with_path(tree)[0]]
+        paths = pytree.tree_flatten_with_path(tree)[0]
+        return [(name + pytree.keystr(path), leaf) for path, leaf in paths]
     except ValueError:  # a node that was registered without names of what it holds
-        return [(f"[{n}]", leaf) for n, leaf in enumerate(pytree.tree_leaves(tree))]
+        return [(f"{name}[{n}]", leaf) for n, leaf in enumerate(pytree.tree_leaves(tree))]
 
 
 class _NotConstantError(Exception):
@@ -191,20 +192,6 @@ def _constant(value: Any) -> Hashable:
     if isinstance(value, dict):
         return kind, *((_constant(key), _constant(value[key])) for key in value)
     raise _NotConstantError(value)
-
-
-def _refuse_transforms() -> None:
-    """Raises RuntimeError within what has to see each operation."""
-    if (
-        torch._C._functorch.peek_interpreter_stack() is not None
-        or forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-    ):
-        raise RuntimeError(
-            "a GraphRunner was called within a transform of torch.func, forward-mode "
-            "differentiation or a trace: these do not see what a graph computes. Transform the "
-            "function, and give the result to a GraphRunner"
-        )
 
 
 def _parameters_of(function: Any) -> list[inspect.Parameter]:

@@ -16,16 +16,45 @@ from .._forecast import count_nodes
 from ..capture import _next_graph, graph
 from ..pools import GraphPool
 
-# Two marks in the work of a stream, of :meth:`Captures.mark`.
-Span = tuple[Any, Any]
+Span = tuple[Any, Any]  # two marks in the work of a stream, of :meth:`Captures.mark`
+
+_SAMPLES = 3  # replays that are timed, for each graph
 
 
 class Usage(NamedTuple):
-    """Bytes."""
+    """Bytes of a pool."""
 
-    pool: int  # that the pool holds
-    execs: int  # that the driver has taken for executables that were made at captures
+    held: int
     peak: int  # that the last capture had allocated at once, with what lived before
+
+
+class Graph:
+    """A graph that was captured, and whose first replays are measured."""
+
+    def __init__(self, graph: Any, nodes: int, captures: Captures) -> None:
+        self.nodes = nodes
+        self.driver_bytes = 0  # that the driver has taken to make executables
+        self.spans: list[Span] = []
+        self._graph, self._captures = graph, captures
+
+    def replay(self) -> None:
+        if len(self.spans) == _SAMPLES:
+            self._graph.replay()
+        elif self.spans:
+            self._time_replay()
+        else:
+            self.measure(self._time_replay)
+
+    def measure(self, work: Callable[[], None]) -> None:
+        """Does what may make an executable."""
+        used = self._captures.device_bytes()
+        work()
+        self.driver_bytes += max(0, self._captures.device_bytes() - used)
+
+    def _time_replay(self) -> None:
+        began = self._captures.mark()
+        self._graph.replay()
+        self.spans.append((began, self._captures.mark()))
 
 
 class Captures:
@@ -40,7 +69,6 @@ class Captures:
         self.pool = pool
         self.order = pool._order
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
-        self._exec_bytes = 0
         self._own_workspace = own_workspace
         self._stream = pool._own_stream if own_workspace else graph._capture_stream(pool.device)
 
@@ -76,20 +104,16 @@ class Captures:
         torch.cuda.empty_cache()
         torch._C._host_emptyCache()
 
-    def capture(self, work: Callable[[], None]) -> Any:
+    def capture(self, work: Callable[[], None]) -> Graph:
         """A graph of the work. pre: it is one of some :meth:`on_capture_stream`."""
         captured = torch.cuda.CUDAGraph(keep_graph=True)  # so that its nodes can be counted
         mode = "thread_local"  # other threads may pin memory for a loader meanwhile
         with _next_graph(captured, self.pool, self._stream, mode, shared_exec=self._shared_exec):
             work()
+        made = Graph(captured, count_nodes(captured), self)
         if not self._shared_exec:
-            used = self.device_bytes()
-            captured.instantiate()
-            self._exec_bytes += max(0, self.device_bytes() - used)
-        return captured
-
-    def count_nodes(self, captured: Any) -> int:
-        return count_nodes(captured)
+            made.measure(captured.instantiate)
+        return made
 
     def holds(self, tensor: Tensor) -> bool:
         """Whether it lies in the pool."""
@@ -97,9 +121,9 @@ class Captures:
         return bool(self.pool._adapter.pool_of(self.device.index, address) == self.pool.id)
 
     def usage(self) -> Usage:
-        """What is held now. It does not ask the device, which a small capture would feel."""
+        """What is used now. It does not ask the device, which a small capture would feel."""
         stats = self.pool._adapter.stats(self.device.index, self.pool.id)
-        return Usage(stats["reserved_bytes"], self._exec_bytes, stats["scope_peak_bytes"])
+        return Usage(stats["reserved_bytes"], stats["scope_peak_bytes"])
 
     def device_bytes(self) -> int:
         """What nobody else can have of the device now. Also of a pool that was closed."""
@@ -156,15 +180,13 @@ def undisturbed() -> Iterator[None]:
     caches = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     # Saved tensors are packed by no hooks of the caller's, as those of a checkpoint.
-    has_hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-    hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
+    hooks: Any = nullcontext()
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        hooks = torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda tensor: tensor)
     try:
         # Backward passes run in this thread: that of autograd for the device may wait for this
         # capture to end, in a call from within a backward pass of another thread.
-        with (
-            hooks if has_hooks else nullcontext(),
-            torch.autograd.set_multithreading_enabled(False),
-        ):
+        with hooks, torch.autograd.set_multithreading_enabled(False):
             yield
     finally:
         torch.set_autocast_cache_enabled(caches)

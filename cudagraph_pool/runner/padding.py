@@ -14,7 +14,7 @@ from torch import Tensor
 from ..sizes import Size, shown
 from .arguments import CONSTANTS, flatten_with_paths, require_plain
 
-Dims = tuple[tuple[int, ...], ...]  # for each axis of a size those of a tensor that follow it
+Dims = Mapping[int, int]  # of a tensor's dimensions that follow a size, which of its axes each does
 
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -42,19 +42,15 @@ class Input:
             ValueError: It lacks a dimension that is said to be dynamic, or cannot hold the padding.
         """
         rank = tensor.dim()
-        for dim in _flat(dims):
+        for dim in dims:
             if not -rank <= dim < rank:
                 raise ValueError(
                     f"{path} has the shape {tuple(tensor.shape)}, but its dimension {dim} should "
-                    "be dynamic; say which ones are: dim={'name of the argument': ...}, None for "
-                    "none"
+                    "be dynamic; say which ones are: dim={'name of the argument': ...}"
                 )
         self.path = path
-        self.dims = tuple(tuple(dim % rank for dim in of_axis) for of_axis in dims)
-        dynamic = _flat(self.dims)
-        if len(set(dynamic)) < len(dynamic):
-            raise ValueError(f"dim names a dimension of {path} twice: {dims}")
-        self.pad = pad if dynamic else 0
+        self.dims = {dim % rank: axis for dim, axis in dims.items()}
+        self.pad = pad if dims else 0
         self.is_integer = not (tensor.is_floating_point() or tensor.is_complex())  # or a boolean
         if self.is_integer:
             kind = torch.float64 if isinstance(self.pad, float) else torch.int64
@@ -62,15 +58,16 @@ class Input:
             if held != self.pad:
                 raise ValueError(
                     f"pad is {pad} for {path}, of which {tensor.dtype} would make {held}; say it "
-                    "for each: pad={'name of the argument': ...}, 0 for others"
+                    "for each: pad={'name of the argument': ...}"
                 )
         self.requires_grad = tensor.requires_grad
-        self._shape = [-1 if dim in dynamic else n for dim, n in enumerate(tensor.shape)]
+        self._shape = [-1 if dim in self.dims else n for dim, n in enumerate(tensor.shape)]
         self._type = tensor.dtype, device
         form = _FORMATS.get(rank, torch.contiguous_format)
-        is_plain = tensor.is_contiguous() or not tensor.is_contiguous(memory_format=form)
-        self._format = torch.contiguous_format if is_plain else form
-        self._elements = max((math.prod(self._shape_at(size)) for size in sizes), default=0)
+        is_other = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
+        self._format = form if is_other else torch.contiguous_format
+        shapes = (_extents(self._shape, self.dims, size) for size in sizes)
+        self._elements = max(map(math.prod, shapes), default=0)
         self._buffer: Tensor | None = None
 
     def check(self, tensor: Tensor) -> None:
@@ -90,7 +87,8 @@ class Input:
         """What a graph of this size reads: a new tensor each time. A function may keep what it
         found out of one that it knows, which in a capture would be something of its warm-ups.
         """
-        dense = torch.empty(self._shape_at(size), device="meta", memory_format=self._format)
+        shape = _extents(self._shape, self.dims, size)
+        dense = torch.empty(shape, device="meta", memory_format=self._format)
         dtype, device = self._type
         # A tensor that is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False):
@@ -99,10 +97,6 @@ class Input:
                 self._buffer = torch.empty(self._elements, dtype=dtype, device=device)
             static = self._buffer.as_strided(dense.shape, dense.stride()).detach()
             return static.requires_grad_(self.requires_grad)
-
-    def _shape_at(self, size: Size) -> list[int]:
-        extents = _extents(self.dims, size)
-        return [extents.get(dim, n) for dim, n in enumerate(self._shape)]
 
 
 class Copies:
@@ -113,11 +107,11 @@ class Copies:
         self._fills = []
         for given, static in zip(inputs, statics, strict=True):
             target = static.detach()
-            for dim, extent in _extents(given.dims, size).items():
-                rest = target.narrow(dim, extent, target.shape[dim] - extent)
+            for dim, axis in given.dims.items():
+                rest = target.narrow(dim, size[axis], target.shape[dim] - size[axis])
                 if rest.numel():
                     self._fills.append((rest, given.pad))
-                target = target.narrow(dim, 0, extent)
+                target = target.narrow(dim, 0, size[axis])
             self._targets.append(target)
 
     def __call__(self, tensors: Iterable[Tensor]) -> None:
@@ -130,9 +124,9 @@ class Copies:
 
 def cut(tensor: Tensor, dims: Dims, size: Size) -> Tensor:
     """What of a tensor belongs to a size not above its own."""
-    for dim, extent in _extents(dims, size).items():
-        if extent < tensor.shape[dim]:
-            tensor = tensor.narrow(dim, 0, extent)
+    for dim, axis in dims.items():
+        if size[axis] < tensor.shape[dim]:
+            tensor = tensor.narrow(dim, 0, size[axis])
     return tensor
 
 
@@ -147,12 +141,12 @@ def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Si
         found = {
             f"{given.path} along dimension {dim}": tensor.shape[dim]
             for given, tensor in zip(inputs, tensors, strict=True)
-            for dim in given.dims[axis]
+            for dim, of in given.dims.items()
+            if of == axis
         }
         if not found:
             raise ValueError(
-                f"no argument has a dynamic dimension for axis {axis} of the sizes: pass a tensor, "
-                "and say by dim which tensors have which"
+                f"no argument has a dynamic dimension for axis {axis} of the sizes: dim says which"
             )
         (first, extent), *others = found.items()
         for other, n in others:
@@ -169,21 +163,25 @@ def check_names(option: str, by_name: Any, paths: Iterable[str], parameters: set
     known = {name for path in paths for name in (path, _parameter(path))}
     unknown = set(by_name if isinstance(by_name, Mapping) else ()) - known - parameters
     if unknown:
-        raise ValueError(
-            f"{option} names {sorted(unknown, key=str)}, but the arguments passed are "
-            f"{sorted(known)}; pass None for one that is left out"
-        )
+        names = sorted(unknown, key=str)
+        raise ValueError(f"{option} names {names}, but the arguments passed are {sorted(known)}")
 
 
 def dims_of(dim: Any, path: str, axes: int) -> Dims:
     """What ``dim`` of :class:`GraphRunner` says of one argument."""
     dim = _said_of(dim, path, None)
     entries = dim if isinstance(dim, tuple) else (dim,) if dim is not None else (None,) * axes
-    dims = tuple(() if x is None else x if isinstance(x, tuple) else (x,) for x in entries)
-    if len(dims) != axes or not all(isinstance(x, int) for x in _flat(dims)):
+    found = [
+        (of_axis, axis)
+        for axis, entry in enumerate(entries)
+        for of_axis in (entry if isinstance(entry, tuple) else (entry,))
+        if of_axis is not None
+    ]
+    dims = dict(found)
+    if len(entries) != axes or len(dims) != len(found) or not all(isinstance(x, int) for x in dims):
         raise ValueError(
-            f"dim is {dim!r} for {path}, but must be an integer, None, or a tuple with an entry "
-            f"for each of the {axes} number(s) of a size: an integer, None, or a tuple of integers"
+            f"dim is {dim!r} for {path}, but must be an integer, None, or a tuple of {axes}: for "
+            "each number of a size an integer, None, or a tuple of different integers"
         )
     return dims
 
@@ -207,13 +205,9 @@ def _parameter(path: str) -> str:
     return re.split(r"[.\[]", path, maxsplit=1)[0]
 
 
-def _extents(dims: Dims, size: Size) -> dict[int, int]:
-    """The extents of the dimensions that follow a size."""
-    return {dim: n for n, of_axis in zip(size, dims, strict=False) for dim in of_axis}
-
-
-def _flat(dims: Iterable[tuple[Any, ...]]) -> list[Any]:
-    return [dim for of_axis in dims for dim in of_axis]
+def _extents(shape: Sequence[int], dims: Dims, size: Size) -> tuple[int, ...]:
+    """A shape at a size."""
+    return tuple(size[dims[dim]] if dim in dims else n for dim, n in enumerate(shape))
 
 
 class Output(NamedTuple):
@@ -221,10 +215,11 @@ class Output(NamedTuple):
 
     path: str  # output['logits']
     shape: tuple[int, ...]
-    constant: str  # empty for a tensor
+    constant: str | None
 
-    def __str__(self) -> str:
-        return self.constant or str(self.shape)
+    @property
+    def shown(self) -> str:
+        return str(self.shape) if self.constant is None else self.constant
 
 
 def describe(result: Any, device: torch.device) -> list[Output]:
@@ -234,18 +229,15 @@ def describe(result: Any, device: torch.device) -> list[Output]:
         TypeError: One is neither a plain tensor of the device nor a constant.
     """
     outputs: list[Output] = []
-    for path, leaf in flatten_with_paths(result):
-        path = "output" + path
+    for path, leaf in flatten_with_paths(result, "output"):
         if isinstance(leaf, Tensor):
             require_plain(leaf, path, device)
-            outputs.append(Output(path, tuple(leaf.shape), ""))
+            outputs.append(Output(path, tuple(leaf.shape), None))
         elif isinstance(leaf, CONSTANTS):
             outputs.append(Output(path, (), repr(leaf)))
         else:
-            raise TypeError(
-                f"{path} is a {type(leaf).__name__}; a GraphRunner's function returns tensors and "
-                "constants, in tuples, lists, dicts or what torch.utils._pytree knows"
-            )
+            kind = type(leaf).__name__
+            raise TypeError(f"{path} is a {kind}; a GraphRunner returns tensors and constants")
     return outputs
 
 
@@ -267,17 +259,17 @@ class Cuts:
         neighbours: Sequence[Sequence[Size]],
     ) -> None:
         self._size, self._outputs = size, outputs_at(size)
-        self.dims: list[Dims] = [()] * len(self._outputs)  # of each leaf
-        for extent, candidates in zip(size, neighbours, strict=True):
+        self.dims: list[dict[int, int]] = [{} for _ in self._outputs]  # of each leaf
+        for axis, candidates in enumerate(neighbours):
             at, there = size, self._outputs
             for at in candidates:
                 is_last = at == candidates[-1]
                 with contextlib.nullcontext() if is_last else contextlib.suppress(Exception):
                     there = outputs_at(at)
                     break
-            for leaf, (a, b) in enumerate(zip(self._outputs, there, strict=False)):
+            for dims, a, b in zip(self.dims, self._outputs, there, strict=False):
                 pairs = enumerate(zip(a.shape, b.shape, strict=False))
-                self.dims[leaf] += (tuple(dim for dim, (n, m) in pairs if m != n == extent),)
+                dims.update((dim, axis) for dim, (n, m) in pairs if m != n == size[axis])
             self.check(there, at)
 
     def check(self, outputs: list[Output], size: Size) -> None:
@@ -289,11 +281,9 @@ class Cuts:
                 f"{there}, or others: return the same ones at all sizes"
             )
         for dims, own, other in zip(self.dims, self._outputs, outputs, strict=True):
-            extents = _extents(dims, size)
-            expected = tuple(extents.get(dim, n) for dim, n in enumerate(own.shape))
-            if other != (own.path, expected, own.constant):
+            if other != own._replace(shape=_extents(own.shape, dims, size)):
                 raise ValueError(
-                    f"{own.path} is {own} {here} and {other} {there}: what of it belongs to a "
-                    "padded call is unknown. Return the dynamic dimension apart, as in "
-                    "x.unflatten(0, (batch, -1)), and let the caller compute constants"
+                    f"{own.path} is {own.shown} {here} and {other.shown} {there}: what of it "
+                    "belongs to a padded call is unknown. Return the dynamic dimension apart, as "
+                    "in x.unflatten(0, (batch, -1)), and constants that are equal at all sizes"
                 )

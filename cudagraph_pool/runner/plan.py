@@ -14,17 +14,17 @@ from torch.utils import _pytree as pytree
 from .._guard import is_guarded, mark_output
 from ..sizes import Size, shown
 from .padding import Copies, cut
-from .program import Captured, Program
+from .program import Program
 
 
 class Plan:
     """What is decided once for all calls of a shape."""
 
-    def __init__(self, program: Program, captured: Captured, size: Size) -> None:
+    def __init__(self, program: Program, bucket: Size, size: Size) -> None:
         assert program.cuts is not None
-        self.captured = captured
+        self.captured = captured = program.captured[bucket]
         self.assemble = functools.partial(pytree.tree_unflatten, treespec=captured.tree)
-        self._what = f"of size {shown(size)} in the graph of {shown(captured.cost.size)}"
+        self._what = f"of size {shown(size)} in the graph of {shown(bucket)}"
         self._captures, self._clones = program.setup.captures, program.setup.clone_outputs
         self._written = [*captured.statics]
         self._copies = Copies(program.inputs, captured.statics, size)
@@ -58,7 +58,7 @@ class Plan:
         leaves = list(self._leaves)
         with order.lock, torch.no_grad():
             self._captures.follow(self._written, self.captured.streams)
-            number = order.begin(f"the call {self._what}")
+            number = order.begin(self._what)
             self._copies(tensors)
             order.overwrite()
             self.captured.forward.replay()
@@ -78,6 +78,7 @@ class Plan:
         """
         backward, order = self.captured.backward, self._captures.order
         assert backward is not None
+        assert backward.graph is not None
         given = dict(zip(self._places, gradients, strict=True))
         undefined = {place for place in backward.places if given[place] is None}
         given |= {place: torch.zeros_like(self._leaves[place]) for place in undefined}

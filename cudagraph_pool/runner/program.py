@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +16,10 @@ from .._borrow import borrow
 from ..sizes import Buckets, Size
 from . import padding
 from .arguments import Call, Signature
-from .captures import Captures, Span, Usage
+from .captures import Captures, Graph, Span
 from .padding import Copies, Cuts, Input
-from .report import Measured, SizeReport
-from .training import Backward, BackwardPass, address_of
+from .report import SizeReport
+from .training import Backward, address_of
 
 
 class Setup(NamedTuple):
@@ -39,25 +39,28 @@ class Captured:
     """One size of a program. It holds no weights."""
 
     statics: list[Tensor]  # what calls are copied to
-    forward: Measured
+    forward: Graph
     leaves: list[Any]  # what it returns: tensors where the graph leaves them, and constants
     tree: pytree.TreeSpec  # how these make up what the function returned
     backward: Backward | None
     addresses: bytes  # of the weights that it reads
-    cost: SizeReport
+    peak_bytes: int
+    pool_bytes: int
+    capture_seconds: float
     eager: Span | None  # a run of the function
     last_used: int = 0  # larger the later it was
     streams: set[int] = field(default_factory=set)  # that what calls write is recorded for
 
-    def report(self, seconds: Callable[[Span], float]) -> SizeReport:
-        """What it cost, with what its first replays have shown."""
+    def report(self, size: Size, seconds: Callable[[Span], float]) -> SizeReport:
         spans = self.forward.spans
-        more = self.forward.driver_bytes
-        if self.backward is not None:
-            more += self.backward.graph.driver_bytes
-        return replace(
-            self.cost,
-            driver_bytes=self.cost.driver_bytes + more,
+        graphs = [graph for graph in (self.forward, self.backward and self.backward.graph) if graph]
+        return SizeReport(
+            size,
+            nodes=sum(graph.nodes for graph in graphs),
+            peak_bytes=self.peak_bytes,
+            pool_bytes=self.pool_bytes,
+            driver_bytes=sum(graph.driver_bytes for graph in graphs),
+            capture_seconds=self.capture_seconds,
             eager_seconds=self.eager and seconds(self.eager),
             replay_seconds=statistics.median(map(seconds, spans)) if spans else None,
         )
@@ -109,10 +112,9 @@ class Program:
         for _ in range(times):
             self._run(call, size, bucket)
 
-    def capture(self, call: Call, bucket: Size, before: Usage) -> Usage:
+    def capture(self, call: Call, bucket: Size) -> None:
         """Captures a bucket, its backward pass included. The memory of what it returns goes back
-        to the pool when all of it is captured. Returns what is used then, by what was before.
-        pre: it was warmed up.
+        to the pool when all of it is captured. pre: it was warmed up.
         """
         assert self.cuts is not None
         began = time.perf_counter()
@@ -132,18 +134,23 @@ class Program:
             result = signature.function(*args, **kwargs)
             results.append(pytree.tree_map_only(Tensor, own, result))
 
-        graphs = [captures.capture(run)]
-        after = captures.usage()
+        held = captures.usage().held
+        forward = captures.capture(run)
+        peak = captures.usage().peak
         self.cuts.check(padding.describe(results[0], captures.device), bucket)
         leaves, tree = pytree.tree_flatten(results.pop())
-        follows = BackwardPass(leaves, statics, signature.weights)
-        follows.refuse_others(captures)
-        grad_outputs = [self._gradient_at(n, x, bucket) for n, x in follows.outputs.items()]
+        backward = Backward(leaves, statics, signature.weights)
+        backward.refuse_others(statics, signature.weights, captures)
         gradients: list[Tensor | None] = []
-        if grad_outputs:
-            graphs.append(captures.capture(lambda: gradients.extend(follows.run(grad_outputs))))
-            after = captures.usage()._replace(peak=max(after.peak, captures.usage().peak))
-        owner = captures, statics, grad_outputs, graphs  # live as long as one of the outputs
+        if backward.places:
+            grad_outputs = [self._gradient_at(n, leaves[n], bucket) for n in backward.places]
+            backward.grad_outputs = grad_outputs
+            backward.graph = captures.capture(
+                lambda: gradients.extend(backward.run(leaves, statics, grad_outputs))
+            )
+            peak = max(peak, captures.usage().peak)
+        # Lives as long as one of the outputs.
+        owner = captures, statics, backward.grad_outputs, forward, backward.graph
 
         def keep(x: Any) -> Any:
             """What lies in the pool is borrowed from it; inputs and weights are not."""
@@ -151,26 +158,16 @@ class Program:
                 return x
             return borrow(x, owner) if captures.holds(x) else x.detach()
 
-        forward, *rest = [Measured(graph, captures) for graph in graphs]
-        backward = None
-        if rest:
-            backward = Backward(
-                *(rest[0], [*follows.outputs], grad_outputs, follows.parameters),
-                *([*map(keep, gradients)], follows.reached_from),
-            )
-        cost = SizeReport(
-            bucket,
-            nodes=sum(graph.nodes for graph in (forward, *rest)),
-            peak_bytes=after.peak,
-            pool_bytes=after.pool - before.pool,
-            driver_bytes=after.execs - before.execs,
-            capture_seconds=time.perf_counter() - began,
-        )
+        backward.gradients = [*map(keep, gradients)]
         self.captured[bucket] = Captured(
-            *(statics, forward, [*map(keep, leaves)], tree, backward),
-            *(signature.weights.read()[0], cost, self._eager.get(bucket)),
+            *(statics, forward, [*map(keep, leaves)], tree),
+            backward=backward if backward.places else None,
+            addresses=signature.weights.read()[0],
+            peak_bytes=peak,
+            pool_bytes=captures.usage().held - held,
+            capture_seconds=time.perf_counter() - began,
+            eager=self._eager.get(bucket),
         )
-        return after
 
     def _run(self, call: Call, size: Size, at: Size) -> Any:
         """Runs the function, its backward pass included, and returns what it returned.
@@ -193,9 +190,11 @@ class Program:
         args, kwargs = call.with_tensors(statics)
         began = captures.mark()
         result = signature.function(*args, **kwargs)
-        follows = BackwardPass(pytree.tree_leaves(result), statics, signature.weights)
-        if follows.outputs:
-            follows.run([*map(torch.zeros_like, follows.outputs.values())])
+        leaves = pytree.tree_leaves(result)
+        backward = Backward(leaves, statics, signature.weights)
+        if backward.places:
+            grads = [torch.zeros_like(leaves[n]) for n in backward.places]
+            backward.run(leaves, statics, grads)
         self._eager[at] = began, captures.mark()
         return result
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from .._table import format_table
 from ..sizes import Size, shown
-from .captures import Captures, Span
 
 _MIB = 1 << 20
-_SAMPLES = 3  # replays that are timed, for each graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +49,3 @@ class Report(list[SizeReport]):
             cells = [shown(row.size), str(row.nodes), *(f"{n / _MIB:,.1f}" for n in sizes)]
             rows.append([*cells, *("-" if s is None else f"{s * 1e3:,.3f}" for s in times)])
         return "sizes in MiB, times in ms\n" + format_table(rows)
-
-
-class Measured:
-    """A graph whose first replays are measured."""
-
-    def __init__(self, graph: Any, captures: Captures) -> None:
-        self.nodes = captures.count_nodes(graph)
-        self.driver_bytes = 0  # that the driver took at the first replay, for an executable
-        self.spans: list[Span] = []
-        self._graph, self._captures = graph, captures
-
-    def replay(self) -> None:
-        if len(self.spans) == _SAMPLES:
-            self._graph.replay()
-            return
-        captures = self._captures
-        used = None if self.spans else captures.device_bytes()
-        began = captures.mark()
-        self._graph.replay()
-        self.spans.append((began, captures.mark()))
-        if used is not None:
-            self.driver_bytes = max(0, captures.device_bytes() - used)

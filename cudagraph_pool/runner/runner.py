@@ -193,7 +193,7 @@ class GraphRunner:
         with self._alone():
             captures.synchronize()
             return Report(
-                program.captured[size].report(captures.seconds)
+                program.captured[size].report(size, captures.seconds)
                 for program in self._programs.values()
                 for size in sorted(program.captured, key=cost)
             )
@@ -260,7 +260,7 @@ class GraphRunner:
                 call = self._read(args, kwargs)  # weights may have been made
                 self._programs[call.variant] = program
                 self._make_room()
-            plan = Plan(program, program.captured[bucket], size)
+            plan = Plan(program, bucket, size)
         elif self._overflow == "error":
             raise ValueError(
                 f"the call has size {shown(size)}, but the largest that was captured is "
@@ -287,12 +287,11 @@ class GraphRunner:
                     program.warm_up(call, size, at)
                 addresses, _ = weights.read()  # some may be made when it first runs
                 captures.empty_caches()
-                used = captures.usage()
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
-                    used = program.capture(call, at, used)
+                    program.capture(call, at)
                     program.captured[at].last_used = next(self._calls)
-                    bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
+                    bar.set_postfix_str(f"pool {captures.usage().held / 2**20:,.0f} MiB")
             if weights.read()[0] != addresses:
                 raise ValueError(
                     "the function replaces a parameter or buffer of its module each time it runs; "

@@ -3,53 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .arguments import Weights, is_plain, require_plain
-from .captures import Captures
-from .report import Measured
+from .captures import Captures, Graph
 
 
-@dataclass(slots=True, eq=False)
 class Backward:
-    """The captured backward pass of a size."""
+    """The backward pass of a run, which may be a capture. It holds no weights.
 
-    graph: Measured
-    places: list[int]  # of the outputs that have gradients, among the leaves
-    grad_outputs: list[Tensor]  # where the graph reads these
-    parameters: list[tuple[dict[str, Any], str]]  # where the module keeps those that get gradients
-    gradients: list[Tensor | None]  # what it leaves for inputs and parameters
-    reached_from: list[set[int]]  # of each of these the places that it comes from
-
-
-class BackwardPass:
-    """What follows a run of a function that returned ``leaves``. It is empty where nothing that an
-    output depends on gets gradients: neither an input nor a parameter.
+    Attributes:
+        places: Of the outputs that have gradients, among the leaves of what the function returned;
+            none where these would reach neither an input nor a parameter.
+        parameters: Where the module keeps those that get gradients: a dictionary, and the name.
+        reached_from: For each input and parameter, the places that it gets a gradient from.
     """
+
+    # Of a capture: the graph, what it reads, and what it leaves for each input and parameter.
+    graph: Graph | None = None
+    grad_outputs: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor | None] = ()
 
     def __init__(self, leaves: Sequence[Any], inputs: Sequence[Tensor], weights: Weights) -> None:
         outputs = {n: x for n, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
-        reached = {n: _leaves_behind(x) for n, x in outputs.items()}
+        reached = {n: _leaves_behind(x) for n, x in outputs.items() if torch.is_grad_enabled()}
         found = {key: x for each in reached.values() for key, x in each.items()}
         places = {id(x): (members, name) for members, name, x in weights.places() if id(x) in found}
+        keys = [*map(id, inputs), *places]
         self.parameters = [*places.values()]
-        self.sources = [*inputs, *map(found.__getitem__, places)]
-        self.reached_from = [{n for n in reached if id(x) in reached[n]} for x in self.sources]
-        is_used = torch.is_grad_enabled() and any(self.reached_from)
-        self.outputs = outputs if is_used else {}
-        known = set(map(id, self.sources))
-        self._others = [x for key, x in found.items() if key not in known]
-        self._memory = {address_of(x) for _, _, x in weights.places() if is_plain(x)}
-        self._memory.update(map(address_of, inputs))
+        self.reached_from = [{n for n in reached if key in reached[n]} for key in keys]
+        self.places = [*reached] if any(self.reached_from) else []
+        self._others = [x for key, x in found.items() if key not in keys]
 
-    def run(self, grad_outputs: Sequence[Tensor]) -> list[Tensor | None]:
+    def refuse_others(self, inputs: Sequence[Tensor], weights: Weights, captures: Captures) -> None:
+        """Raises ValueError for a tensor that should get gradients of a capture, and would not."""
+        others, self._others = self._others, []
+        memory = {address_of(x) for _, _, x in weights.places() if is_plain(x)}
+        memory.update(map(address_of, inputs))
+        for x in others:
+            # What the function makes, or detaches from an input or a weight, is its own.
+            if not is_plain(x) or not (address_of(x) in memory or captures.holds(x)):
+                raise ValueError(
+                    f"the outputs depend on a tensor of shape {(*x.shape,)} that requires "
+                    "gradients and is neither an argument nor a parameter of the module. Pass the "
+                    "module itself, a method of it, or the tensor; or call within torch.no_grad()"
+                )
+
+    def run(
+        self, leaves: Sequence[Any], inputs: Sequence[Tensor], grad_outputs: Sequence[Tensor]
+    ) -> list[Tensor | None]:
         """The gradients of the inputs and parameters."""
-        wanted = [x for x, reached in zip(self.sources, self.reached_from, strict=True) if reached]
-        outputs = [*self.outputs.values()]
+        sources = [*inputs, *(members[name] for members, name in self.parameters)]
+        wanted = [x for x, reached in zip(sources, self.reached_from, strict=True) if reached]
+        outputs = [leaves[n] for n in self.places]
         # As after the function's own autocast: a backward pass does not choose types anew.
         with torch.autocast(outputs[0].device.type, enabled=False):
             found = torch.autograd.grad(outputs, wanted, grad_outputs, allow_unused=True)
@@ -58,19 +67,6 @@ class BackwardPass:
                 require_plain(gradient, f"the gradient of a tensor of shape {(*x.shape,)}")
         rest = iter(found)
         return [next(rest) if reached else None for reached in self.reached_from]
-
-    def refuse_others(self, captures: Captures) -> None:
-        """Raises ValueError for a tensor that requires gradients, and would not get them. What the
-        function makes itself, or detaches from an input or a weight, is none of these.
-        """
-        for x in self._others if torch.is_grad_enabled() else ():
-            if not is_plain(x) or not (address_of(x) in self._memory or captures.holds(x)):
-                raise ValueError(
-                    f"the outputs depend on a tensor of shape {(*x.shape,)} that requires "
-                    "gradients and is neither an argument nor a parameter of the module: they "
-                    "would not reach it. Pass the module itself or a method of it to GraphRunner, "
-                    "pass the tensor as an argument, or call within torch.no_grad()"
-                )
 
 
 def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
