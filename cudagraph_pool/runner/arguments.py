@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from .._adapter import load_adapter
@@ -52,27 +51,15 @@ class Signature:
         self.function = function
         self.parameters = _parameters_of(function)
         self.weights = Weights(function)
-        self._device_type = device.type
+        self._device = device
         kinds = {parameter.kind for parameter in self.parameters}
         # Whether the function cannot see in which order they come.
         self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Reads a call. It runs before each replay: it is short where all arguments are tensors.
-
-        Raises:
-            TypeError: An argument is neither a plain strided tensor nor a constant.
-            RuntimeError: It comes from what has to see each operation.
+        Raises TypeError for an argument that is neither a plain strided tensor nor a constant.
         """
-        if (
-            torch._C._functorch.peek_interpreter_stack() is not None
-            or forward_ad._current_level >= 0
-            or torch._C._get_tracing_state() is not None
-        ):
-            raise RuntimeError(
-                "a GraphRunner was called within a transform of torch.func, forward-mode "
-                "differentiation or a trace. Transform the function, and pass that to a GraphRunner"
-            )
         if kwargs and self._sorts_keywords:
             kwargs = dict(sorted(kwargs.items()))
         tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
@@ -85,11 +72,11 @@ class Signature:
                 constants = _node(tree), others
             except _NotConstantError as error:
                 self._refuse(error.args[0], args, kwargs)
-        casts = torch.is_autocast_enabled(self._device_type)
+        casts = torch.is_autocast_enabled(self._device.type)
         addresses, flags = self.weights.read()
         variant = (
             *(len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])),
-            *(torch.is_grad_enabled(), casts and torch.get_autocast_dtype(self._device_type)),
+            *(torch.is_grad_enabled(), casts and torch.get_autocast_dtype(self._device.type)),
             flags,
         )
         shapes = tuple([(x.shape, x.dtype, x.device) for x in tensors])
@@ -110,7 +97,7 @@ class Signature:
         named = self.named_leaves(args, kwargs)
         path = next((path for path, leaf in named if leaf is found), "an argument")
         if isinstance(found, Tensor):
-            require_plain(found, path)
+            require_plain(found, path, self._device)
         raise TypeError(
             f"{path} holds a {type(found).__name__}, and what it stands for may change between "
             "calls: pass tensors and constants, and let the function find other objects itself"
@@ -148,17 +135,13 @@ def is_plain(value: Any) -> bool:
     return type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
 
 
-def require_plain(tensor: Tensor, what: str, device: torch.device | None = None) -> None:
-    """Raises TypeError for a tensor that is not plain, or not on the device."""
-    kind = f"on {tensor.device}" if device and tensor.device.type != device.type else ""
-    if not is_plain(tensor):
-        kind = f"a {type(tensor).__name__}"
-        if type(tensor) in _PLAIN:
-            kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
-    if kind:
-        where = f" on {device}" if device else ""
+def require_plain(tensor: Tensor, what: str, device: torch.device) -> None:
+    """Raises TypeError for a tensor that is not plain, or on another device."""
+    if not is_plain(tensor) or tensor.device != device:
+        kind = f"{'nested ' if tensor.is_nested else ''}{type(tensor).__name__}"
         raise TypeError(
-            f"{what} is {kind}; a GraphRunner takes and returns plain strided tensors{where}"
+            f"{what} is a {kind} of layout {tensor.layout} on {tensor.device}; a GraphRunner takes "
+            f"and returns plain strided tensors on {device}"
         )
 
 

@@ -40,21 +40,11 @@ class Graph:
     def replay(self) -> None:
         if len(self.spans) == _SAMPLES:
             self._graph.replay()
-        elif self.spans:
-            self._time_replay()
-        else:
-            self.measure(self._time_replay)
-
-    def measure(self, work: Callable[[], None]) -> None:
-        """Does what may make an executable."""
-        used = self._captures.device_bytes()
-        work()
-        self.driver_bytes += max(0, self._captures.device_bytes() - used)
-
-    def _time_replay(self) -> None:
-        began = self._captures.mark()
+            return
+        used, began = self._captures.device_bytes(), self._captures.mark()
         self._graph.replay()
         self.spans.append((began, self._captures.mark()))
+        self.driver_bytes += max(0, self._captures.device_bytes() - used)
 
 
 class Captures:
@@ -112,7 +102,9 @@ class Captures:
             work()
         made = Graph(captured, count_nodes(captured), self)
         if not self._shared_exec:
-            made.measure(captured.instantiate)
+            used = self.device_bytes()
+            captured.instantiate()
+            made.driver_bytes = max(0, self.device_bytes() - used)
         return made
 
     def holds(self, tensor: Tensor) -> bool:

@@ -20,27 +20,15 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Input:
-    """A tensor argument, as all captures of one program have it.
-
-    It has one buffer, of the largest size so far. Every size reads the beginning of it: only one is
-    read at a time. A larger size makes a larger buffer, and those before live on in the graphs that
-    read them.
+    """A tensor argument, as all captures of one program have it, and the buffer that these read:
+    each the beginning, since only one is read at a time. A size larger than all before makes a
+    larger one; the old one lives on in the graphs that read it.
     """
 
     def __init__(
-        self,
-        path: str,
-        tensor: Tensor,
-        dims: Dims,
-        pad: float,
-        device: torch.device,
-        sizes: Iterable[Size],
+        self, path: str, tensor: Tensor, dims: Dims, pad: float, sizes: Iterable[Size]
     ) -> None:
-        """As ``tensor`` is, on the device of the graphs, and large enough for ``sizes``.
-
-        Raises:
-            ValueError: It lacks a dimension that is said to be dynamic, or cannot hold the padding.
-        """
+        """As ``tensor`` is, and large enough for ``sizes``. Raises ValueError if it cannot be."""
         rank = tensor.dim()
         for dim in dims:
             if not -rank <= dim < rank:
@@ -62,7 +50,7 @@ class Input:
                 )
         self.requires_grad = tensor.requires_grad
         self._shape = [-1 if dim in self.dims else n for dim, n in enumerate(tensor.shape)]
-        self._type = tensor.dtype, device
+        self._type = tensor.dtype, tensor.device
         form = _FORMATS.get(rank, torch.contiguous_format)
         is_other = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
         self._format = form if is_other else torch.contiguous_format
@@ -131,11 +119,7 @@ def cut(tensor: Tensor, dims: Dims, size: Size) -> Tensor:
 
 
 def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Size:
-    """The size that a call has.
-
-    Raises:
-        ValueError: Two tensors do not agree about it, none has it, or it is 0.
-    """
+    """The size that a call has; raises ValueError unless its tensors agree about it."""
     size: list[int] = []
     for axis in range(axes):
         found = {
@@ -158,13 +142,15 @@ def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Si
     return tuple(size)
 
 
-def check_names(option: str, by_name: Any, paths: Iterable[str], parameters: set[str]) -> None:
+def check_names(
+    option: str, by_name: Any, leaves: Iterable[tuple[str, Any]], parameters: Iterable[Any]
+) -> None:
     """Raises ValueError if a mapping names an argument that the function has not."""
-    known = {name for path in paths for name in (path, _parameter(path))}
-    unknown = set(by_name if isinstance(by_name, Mapping) else ()) - known - parameters
-    if unknown:
-        names = sorted(unknown, key=str)
-        raise ValueError(f"{option} names {names}, but the arguments passed are {sorted(known)}")
+    if isinstance(by_name, Mapping):
+        known = {name for path, _ in leaves for name in (path, _parameter(path))}
+        others = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
+        if unknown := sorted(by_name.keys() - known - others, key=str):
+            raise ValueError(f"{option} names {unknown}, but the arguments are {sorted(known)}")
 
 
 def dims_of(dim: Any, path: str, axes: int) -> Dims:
@@ -223,11 +209,7 @@ class Output(NamedTuple):
 
 
 def describe(result: Any, device: torch.device) -> list[Output]:
-    """The leaves of what a function returned.
-
-    Raises:
-        TypeError: One is neither a plain tensor of the device nor a constant.
-    """
+    """The leaves of what a function returned; raises TypeError for what no graph returns."""
     outputs: list[Output] = []
     for path, leaf in flatten_with_paths(result, "output"):
         if isinstance(leaf, Tensor):
@@ -244,12 +226,8 @@ def describe(result: Any, device: torch.device) -> list[Output]:
 class Cuts:
     """Which dimensions of the outputs are as large as the call.
 
-    Found by running the function at sizes that differ along one axis, which shows what follows it:
-    an extent that merely happens to equal a size does not change with it. Of the neighbours of an
-    axis the first is taken that the function can run at.
-
-    Raises:
-        ValueError: What the function returns depends on the size in a way that cannot be cut.
+    Found by running the function at sizes that differ along one axis, the first of some that it can
+    run at: an extent that merely happens to equal a size does not change with it.
     """
 
     def __init__(

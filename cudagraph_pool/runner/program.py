@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,7 +14,7 @@ from torch.utils import _pytree as pytree
 from .._borrow import borrow
 from ..sizes import Buckets, Size
 from . import padding
-from .arguments import Call, Signature
+from .arguments import Call, Signature, require_plain
 from .captures import Captures, Graph, Span
 from .padding import Copies, Cuts, Input
 from .report import SizeReport
@@ -47,23 +46,8 @@ class Captured:
     peak_bytes: int
     pool_bytes: int
     capture_seconds: float
-    eager: Span | None  # a run of the function
     last_used: int = 0  # larger the later it was
     streams: set[int] = field(default_factory=set)  # that what calls write is recorded for
-
-    def report(self, size: Size, seconds: Callable[[Span], float]) -> SizeReport:
-        spans = self.forward.spans
-        graphs = [graph for graph in (self.forward, self.backward and self.backward.graph) if graph]
-        return SizeReport(
-            size,
-            nodes=sum(graph.nodes for graph in graphs),
-            peak_bytes=self.peak_bytes,
-            pool_bytes=self.pool_bytes,
-            driver_bytes=sum(graph.driver_bytes for graph in graphs),
-            capture_seconds=self.capture_seconds,
-            eager_seconds=self.eager and seconds(self.eager),
-            replay_seconds=statistics.median(map(seconds, spans)) if spans else None,
-        )
 
 
 class Program:
@@ -71,33 +55,50 @@ class Program:
 
     def __init__(self, setup: Setup, call: Call) -> None:
         leaves = setup.signature.named_leaves(call.args, call.kwargs)
-        parameters = setup.signature.parameters
-        known = {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
         for option, value in (("dim", setup.dim), ("pad", setup.pad)):
-            padding.check_names(option, value, [path for path, _ in leaves], known)
+            padding.check_names(option, value, leaves, setup.signature.parameters)
         self.setup = setup
         self.captured: dict[Size, Captured] = {}
         self.cuts: Cuts | None = None
-        self.grad_inputs: dict[int, Input] = {}  # gradients of outputs, by place
-        self.inputs = [
-            self._input(
-                *(path, x, padding.dims_of(setup.dim, path, setup.buckets.axes)),
-                padding.pad_of(setup.pad, path),
-            )
-            for path, x in leaves
-            if isinstance(x, Tensor)
-        ]
+        self.inputs = []
+        for path, leaf in leaves:
+            if isinstance(leaf, Tensor):
+                require_plain(leaf, path, setup.captures.device)
+                dims = padding.dims_of(setup.dim, path, setup.buckets.axes)
+                pad = padding.pad_of(setup.pad, path)
+                self.inputs.append(Input(path, leaf, dims, pad, setup.buckets.listed))
+        self.grad_inputs: dict[int, Input] = {}  # gradients of outputs, by place; padded by zero
         self._eager: dict[Size, Span] = {}
-
-    def _input(self, path: str, tensor: Tensor, dims: padding.Dims, pad: float) -> Input:
-        device, sizes = self.setup.captures.device, self.setup.buckets.listed
-        return Input(path, tensor, dims, pad, device, sizes)
 
     def size_of(self, call: Call) -> Size:
         """The size of a call; raises ValueError for one that this cannot run."""
         for given, tensor in zip(self.inputs, call.tensors, strict=True):
             given.check(tensor)
         return padding.size_of(self.inputs, call.tensors, self.setup.buckets.axes)
+
+    def is_current(self, bucket: Size) -> bool:
+        """Whether it was captured with the weights that there are."""
+        captured = self.captured.get(bucket)
+        addresses, _ = self.setup.signature.weights.read()
+        return captured is not None and captured.addresses == addresses
+
+    def report(self, size: Size) -> SizeReport:
+        captured, eager = self.captured[size], self._eager.get(size)
+        graphs = [captured.forward]
+        if captured.backward is not None:
+            graphs.append(captured.backward.graph)
+        seconds = self.setup.captures.seconds
+        replays = [seconds(span) for span in captured.forward.spans]
+        return SizeReport(
+            size,
+            nodes=sum(graph.nodes for graph in graphs),
+            peak_bytes=captured.peak_bytes,
+            pool_bytes=captured.pool_bytes,
+            driver_bytes=sum(graph.driver_bytes for graph in graphs),
+            capture_seconds=captured.capture_seconds,
+            eager_seconds=eager and seconds(eager),
+            replay_seconds=statistics.median(replays) if replays else None,
+        )
 
     def warm_up(self, call: Call, size: Size, bucket: Size) -> None:
         """Runs a bucket, with what the tensors of a call hold, which is of ``size``."""
@@ -118,7 +119,8 @@ class Program:
         """
         assert self.cuts is not None
         began = time.perf_counter()
-        signature, captures, *_ = self.setup
+        signature, captures = self.setup.signature, self.setup.captures
+        held = captures.usage().held
         statics = [given.at(bucket) for given in self.inputs]
         args, kwargs = call.with_tensors(statics)
         addresses = set(map(address_of, statics))
@@ -134,23 +136,19 @@ class Program:
             result = signature.function(*args, **kwargs)
             results.append(pytree.tree_map_only(Tensor, own, result))
 
-        held = captures.usage().held
         forward = captures.capture(run)
         peak = captures.usage().peak
         self.cuts.check(padding.describe(results[0], captures.device), bucket)
         leaves, tree = pytree.tree_flatten(results.pop())
         backward = Backward(leaves, statics, signature.weights)
         backward.refuse_others(statics, signature.weights, captures)
-        gradients: list[Tensor | None] = []
+        owner = [captures, statics, forward]  # lives as long as one of the outputs
         if backward.places:
-            grad_outputs = [self._gradient_at(n, leaves[n], bucket) for n in backward.places]
-            backward.grad_outputs = grad_outputs
-            backward.graph = captures.capture(
-                lambda: gradients.extend(backward.run(leaves, statics, grad_outputs))
-            )
+            grads = [self._gradient_at(n, leaves[n], bucket) for n in backward.places]
+            backward.graph = captures.capture(lambda: backward.run(leaves, statics, grads))
+            backward.grad_outputs = grads
+            owner += backward.graph, grads
             peak = max(peak, captures.usage().peak)
-        # Lives as long as one of the outputs.
-        owner = captures, statics, backward.grad_outputs, forward, backward.graph
 
         def keep(x: Any) -> Any:
             """What lies in the pool is borrowed from it; inputs and weights are not."""
@@ -158,7 +156,7 @@ class Program:
                 return x
             return borrow(x, owner) if captures.holds(x) else x.detach()
 
-        backward.gradients = [*map(keep, gradients)]
+        backward.gradients = [*map(keep, backward.gradients)]
         self.captured[bucket] = Captured(
             *(statics, forward, [*map(keep, leaves)], tree),
             backward=backward if backward.places else None,
@@ -166,7 +164,6 @@ class Program:
             peak_bytes=peak,
             pool_bytes=captures.usage().held - held,
             capture_seconds=time.perf_counter() - began,
-            eager=self._eager.get(bucket),
         )
 
     def _run(self, call: Call, size: Size, at: Size) -> Any:
@@ -179,10 +176,8 @@ class Program:
         statics = [given.at(at) for given in self.inputs]
         part = tuple(map(min, size, at))
         with torch.no_grad():
-            held = [
-                padding.cut(x, given.dims, part)
-                for x, given in zip(call.tensors, self.inputs, strict=True)
-            ]
+            pairs = zip(call.tensors, self.inputs, strict=True)
+            held = [padding.cut(x, given.dims, part) for x, given in pairs]
             Copies(self.inputs, statics, part)(held)
             for given, static in zip(self.inputs, statics, strict=True):
                 if part != size and given.is_integer:
@@ -192,16 +187,14 @@ class Program:
         result = signature.function(*args, **kwargs)
         leaves = pytree.tree_leaves(result)
         backward = Backward(leaves, statics, signature.weights)
-        if backward.places:
-            grads = [torch.zeros_like(leaves[n]) for n in backward.places]
-            backward.run(leaves, statics, grads)
+        backward.run(leaves, statics, [torch.zeros_like(leaves[n]) for n in backward.places])
         self._eager[at] = began, captures.mark()
         return result
 
     def _gradient_at(self, place: int, output: Tensor, bucket: Size) -> Tensor:
-        """Where the backward pass of a bucket reads the gradient of a leaf. Its padding is zero."""
+        """Where the backward pass of a bucket reads the gradient of a leaf."""
         assert self.cuts is not None
         if place not in self.grad_inputs:
-            path, dims = f"the gradient of output {place}", self.cuts.dims[place]
-            self.grad_inputs[place] = self._input(path, output.detach(), dims, 0)
+            dims, sizes = self.cuts.dims[place], self.setup.buckets.listed
+            self.grad_inputs[place] = Input("a gradient", output.detach(), dims, 0, sizes)
         return self.grad_inputs[place].at(bucket)

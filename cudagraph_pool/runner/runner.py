@@ -24,7 +24,6 @@ from .report import Report
 
 Order = Literal["largest_first", "smallest_first", "given"]
 
-_ORDERS = ("largest_first", "smallest_first", "given")
 _MAX_PLANS = 4096  # one for each shape that calls have had: some kB each
 
 
@@ -48,15 +47,15 @@ class GraphRunner:
 
     The rows of a call must not depend on each other, nor on how many there are, or the padding
     shows. Padding is computed with: what it writes, it writes, and its NaNs reach the gradients of
-    parameters. The function must not change its arguments, nor put tensors into them: it is given
-    copies. Its Python code runs at captures only, some times more than it is called.
+    parameters. The function must not change its arguments, nor put tensors into them: it gets
+    copies. Its Python code runs at captures only, and more than once.
 
     With gradients enabled the backward pass is captured too, for arguments and the parameters of
-    the module. It runs once, before the next call. Outputs and saved tensors must stay as they are
-    until then. An output that the loss does not use gets a gradient of zero.
+    the module. It runs once, before the next call; until then outputs and saved tensors must stay
+    as they are. An output that the loss does not use gets a gradient of zero.
 
-    There is a graph for each kind of call: constants among the arguments, grad mode, autocast, which
-    modules are in training, what requires gradients. Captures of a process take turns.
+    There is a graph for each kind of call: by constants among the arguments, autocast, training
+    modes and what requires gradients. Captures of a process take turns.
 
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function.
@@ -116,22 +115,22 @@ class GraphRunner:
         _require_booleans(
             own_workspace=own_workspace, clone_outputs=clone_outputs, lazy=lazy, progress=progress
         )
-        if order not in _ORDERS:
-            raise ValueError(f"unknown order {order!r}; expected one of {_ORDERS}")
-        if overflow not in ("error", "eager"):
-            raise ValueError(f"overflow is {overflow!r}, but must be 'error' or 'eager'")
-        for name, value in (("warmup", warmup), ("max_graphs", max_graphs)):
-            if not isinstance(value, int) and (name, value) != ("max_graphs", None):
-                raise TypeError(f"{name} is {value!r}, but must be an integer")
-        if warmup < 0:
-            raise ValueError(f"warmup is {warmup}, but must be 0 or more")
+        for name, choice, known in (
+            ("order", order, ("largest_first", "smallest_first", "given")),
+            ("overflow", overflow, ("error", "eager")),
+        ):
+            if choice not in known:
+                raise ValueError(f"{name} is {choice!r}, but must be one of {known}")
         buckets = Buckets(sizes, dim, padding)
         self._lazy = lazy or not buckets.listed
-        if max_graphs is not None and (max_graphs < 1 or not self._lazy):
-            raise ValueError(
-                f"max_graphs is {max_graphs}: it must be at least 1, and is for graphs that are "
-                "captured when they are used, with lazy=True or sizes='auto'"
-            )
+        most = 1 if max_graphs is None else max_graphs
+        for name, number, least in (("warmup", warmup, 0), ("max_graphs", most, 1)):
+            if not isinstance(number, int):
+                raise TypeError(f"{name} is {number!r}, but must be an integer")
+            if number < least:
+                raise ValueError(f"{name} is {number}, but must be {least} or more")
+        if max_graphs is not None and not self._lazy:
+            raise ValueError(f"max_graphs is {max_graphs}: it needs lazy=True or sizes='auto'")
         self._order, self._overflow = order, overflow
         self._max_graphs, self._progress = max_graphs, progress
         captures = self._new_captures(pool, shared_exec, own_workspace)
@@ -149,10 +148,7 @@ class GraphRunner:
         The tensors are overwritten by the next call, unless ``clone_outputs``.
 
         Raises:
-            RuntimeError: It comes from within a transform of ``torch.func`` or a trace, or with
-                tangents.
-            ValueError: An argument has another shape, dtype or device than those that were
-                captured, or the call is larger than all sizes.
+            ValueError: A tensor is not as captured, or the call is larger than all sizes.
             TypeError: An argument holds what is neither a plain strided tensor nor a constant: a
                 number, a string, a dtype, a device, a member of an enum, a class or a function.
         """
@@ -160,10 +156,10 @@ class GraphRunner:
             return self._call_uncompiled(args, kwargs)
         with self._lock:
             call = self._read(args, kwargs)
-            is_known = call.key in self._plans
-            if is_known:
+            is_planned = call.key in self._plans
+            if is_planned:
                 plan, leaves = self._replay(call)
-        if not is_known:
+        if not is_planned:
             with self._alone():
                 plan, leaves = self._replay(self._plan(args, kwargs))
         # Without locks: both may run code of the caller's, which may wait for other threads.
@@ -189,14 +185,10 @@ class GraphRunner:
         Each entry has ``size``, ``nodes``, ``peak_bytes``, ``pool_bytes``, ``driver_bytes``,
         ``capture_seconds``, ``eager_seconds`` and ``replay_seconds``; ``help()`` of one says more.
         """
-        captures = self._setup.captures
         with self._alone():
-            captures.synchronize()
-            return Report(
-                program.captured[size].report(size, captures.seconds)
-                for program in self._programs.values()
-                for size in sorted(program.captured, key=cost)
-            )
+            self._setup.captures.synchronize()
+            programs = self._programs.values()
+            return Report(p.report(size) for p in programs for size in sorted(p.captured, key=cost))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GraphRunner cannot be copied or pickled: its graphs are this process's")
@@ -210,12 +202,11 @@ class GraphRunner:
         self, pool: GraphPool | None, shared_exec: bool | Literal["auto"], own_workspace: bool
     ) -> Captures:
         _require_enabled("GraphRunner")
-        if pool is not None:
-            _require_pool(pool)
         if not isinstance(shared_exec, bool) and shared_exec != "auto":
             raise ValueError(f"shared_exec is {shared_exec!r}, but must be a boolean or 'auto'")
         if pool is None:
             pool = GraphPool(shared_exec=shared_exec is not False, exec_budget=_EXEC_BUDGET)
+        _require_pool(pool)
         return Captures(pool, None if shared_exec == "auto" else shared_exec, own_workspace)
 
     @contextmanager
@@ -249,27 +240,21 @@ class GraphRunner:
             return call
         program = self._programs.get(call.variant) or Program(self._setup, call)
         size = program.size_of(call)
-        buckets = self._setup.buckets
-        bucket = buckets.fit(size)
-        plan = None
-        if bucket is not None:
-            captured = program.captured.get(bucket)
-            if captured is None or captured.addresses != self._setup.signature.weights.read()[0]:
-                everything = captured is None and not self._lazy
-                self._capture(program, call, size, self._in_order() if everything else [bucket])
-                call = self._read(args, kwargs)  # weights may have been made
-                self._programs[call.variant] = program
-                self._make_room()
-            plan = Plan(program, bucket, size)
-        elif self._overflow == "error":
+        bucket = self._setup.buckets.fit(size)
+        if bucket is None and self._overflow == "error":
             raise ValueError(
                 f"the call has size {shown(size)}, but the largest that was captured is "
-                f"{buckets.largest()}; capture a larger one, or pass overflow='eager' to run such "
-                "calls eagerly"
+                f"{self._setup.buckets.largest()}; capture a larger one, or pass overflow='eager'"
             )
+        if bucket is not None and not program.is_current(bucket):
+            everything = bucket not in program.captured and not self._lazy
+            self._capture(program, call, size, self._in_order() if everything else [bucket])
+            call = self._read(args, kwargs)  # weights may have been made
+            self._programs[call.variant] = program
+            self._make_room()
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[call.key] = plan
+        self._plans[call.key] = None if bucket is None else Plan(program, bucket, size)
         return call
 
     def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:

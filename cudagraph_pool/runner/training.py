@@ -20,10 +20,12 @@ class Backward:
             none where these would reach neither an input nor a parameter.
         parameters: Where the module keeps those that get gradients: a dictionary, and the name.
         reached_from: For each input and parameter, the places that it gets a gradient from.
+        graph: Of a capture.
+        grad_outputs: What the graph reads.
+        gradients: What the graph leaves for each input and parameter.
     """
 
-    # Of a capture: the graph, what it reads, and what it leaves for each input and parameter.
-    graph: Graph | None = None
+    graph: Graph
     grad_outputs: Sequence[Tensor] = ()
     gradients: Sequence[Tensor | None] = ()
 
@@ -54,19 +56,21 @@ class Backward:
 
     def run(
         self, leaves: Sequence[Any], inputs: Sequence[Tensor], grad_outputs: Sequence[Tensor]
-    ) -> list[Tensor | None]:
-        """The gradients of the inputs and parameters."""
+    ) -> None:
+        """Leaves the gradients of the inputs and parameters."""
         sources = [*inputs, *(members[name] for members, name in self.parameters)]
         wanted = [x for x, reached in zip(sources, self.reached_from, strict=True) if reached]
-        outputs = [leaves[n] for n in self.places]
-        # As after the function's own autocast: a backward pass does not choose types anew.
-        with torch.autocast(outputs[0].device.type, enabled=False):
-            found = torch.autograd.grad(outputs, wanted, grad_outputs, allow_unused=True)
+        found: Sequence[Tensor | None] = ()
+        if wanted:
+            outputs = [leaves[n] for n in self.places]
+            # As after the function's own autocast: a backward pass does not choose types anew.
+            with torch.autocast(outputs[0].device.type, enabled=False):
+                found = torch.autograd.grad(outputs, wanted, grad_outputs, allow_unused=True)
         for x, gradient in zip(wanted, found, strict=True):
             if gradient is not None:
-                require_plain(gradient, f"the gradient of a tensor of shape {(*x.shape,)}")
+                require_plain(gradient, f"the gradient of shape {(*x.shape,)}", x.device)
         rest = iter(found)
-        return [next(rest) if reached else None for reached in self.reached_from]
+        self.gradients = [next(rest) if reached else None for reached in self.reached_from]
 
 
 def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
