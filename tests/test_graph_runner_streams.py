@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from cudagraph_pool.runner.captures import Captures, Graph
-from cudagraph_pool.runner.training import address_of as _address
+from cudagraph_pool.runner.program import _address_of as _address
 
 
 class Stream:

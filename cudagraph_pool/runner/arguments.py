@@ -10,7 +10,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -51,7 +51,7 @@ class Signature:
         self.function = function
         self.parameters = _parameters_of(function)
         self.weights = Weights(function)
-        self._device = device
+        self._device_type = device.type
         kinds = {parameter.kind for parameter in self.parameters}
         # Whether the function cannot see in which order they come.
         self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
@@ -68,15 +68,18 @@ class Signature:
             leaves, tree = pytree.tree_flatten((args, kwargs))
             tensors = [x for x in leaves if is_plain(x)]
             try:
-                others = tuple(None if is_plain(x) else _constant(x) for x in leaves)
-                constants = _node(tree), others
-            except _NotConstantError as error:
-                self._refuse(error.args[0], args, kwargs)
-        casts = torch.is_autocast_enabled(self._device.type)
+                others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
+                constants = _node(tree), *others
+            except TypeError:
+                for path, leaf in self.named_leaves(args, kwargs):
+                    if not is_plain(leaf):
+                        _constant(leaf, path)  # raises the error with the name
+                raise
+        casts = torch.is_autocast_enabled(self._device_type)
         addresses, flags = self.weights.read()
         variant = (
             *(len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])),
-            *(torch.is_grad_enabled(), casts and torch.get_autocast_dtype(self._device.type)),
+            *(torch.is_grad_enabled(), casts and torch.get_autocast_dtype(self._device_type)),
             flags,
         )
         shapes = tuple([(x.shape, x.dtype, x.device) for x in tensors])
@@ -92,16 +95,6 @@ class Signature:
         names += [f"{rest}[{n}]" for n in range(len(args) - len(names))]
         values = [*zip(names, args, strict=False), *kwargs.items()]
         return [leaf for name, value in values for leaf in flatten_with_paths(value, name)]
-
-    def _refuse(self, found: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        named = self.named_leaves(args, kwargs)
-        path = next((path for path, leaf in named if leaf is found), "an argument")
-        if isinstance(found, Tensor):
-            require_plain(found, path, self._device)
-        raise TypeError(
-            f"{path} holds a {type(found).__name__}, and what it stands for may change between "
-            "calls: pass tensors and constants, and let the function find other objects itself"
-        )
 
 
 class Weights:
@@ -135,14 +128,16 @@ def is_plain(value: Any) -> bool:
     return type(value) in _PLAIN and value.layout is torch.strided and not value.is_nested
 
 
-def require_plain(tensor: Tensor, what: str, device: torch.device) -> None:
-    """Raises TypeError for a tensor that is not plain, or on another device."""
-    if not is_plain(tensor) or tensor.device != device:
-        kind = f"{'nested ' if tensor.is_nested else ''}{type(tensor).__name__}"
-        raise TypeError(
-            f"{what} is a {kind} of layout {tensor.layout} on {tensor.device}; a GraphRunner takes "
-            f"and returns plain strided tensors on {device}"
-        )
+def refuse(value: Any, path: str) -> NoReturn:
+    """Raises TypeError for what is neither a plain tensor of the right device nor a constant."""
+    kind = type(value).__name__
+    if isinstance(value, Tensor):
+        nested = "nested " if value.is_nested else ""
+        kind = f"{nested}{kind} of layout {value.layout} on {value.device}"
+    raise TypeError(
+        f"{path} holds a {kind}; a GraphRunner takes and returns plain strided tensors on the device "
+        "of its pool, and constants"
+    )
 
 
 def flatten_with_paths(tree: Any, name: str) -> list[tuple[str, Any]]:
@@ -154,16 +149,13 @@ def flatten_with_paths(tree: Any, name: str) -> list[tuple[str, Any]]:
         return [(f"{name}[{n}]", leaf) for n, leaf in enumerate(pytree.tree_leaves(tree))]
 
 
-class _NotConstantError(Exception):
-    pass
-
-
 def _node(tree: pytree.TreeSpec) -> Hashable:
     """What a tree and its nodes hold beside leaves."""
-    return tree.type, _constant(tree.context), *map(_node, tree.children())
+    context = _constant(tree.context, "an argument")
+    return tree.type, context, *map(_node, tree.children())
 
 
-def _constant(value: Any) -> Hashable:
+def _constant(value: Any, path: str) -> Hashable:
     """Equal for constants that are alike: 1 == 1.0 == True, and 0.0 == -0.0, are not."""
     kind = type(value)
     if kind is float or kind is complex:
@@ -171,10 +163,10 @@ def _constant(value: Any) -> Hashable:
     if isinstance(value, CONSTANTS):
         return kind, value
     if isinstance(value, (list, tuple)):
-        return kind, *map(_constant, value)
+        return kind, *(_constant(x, path) for x in value)
     if isinstance(value, dict):
-        return kind, *((_constant(key), _constant(value[key])) for key in value)
-    raise _NotConstantError(value)
+        return kind, *(_constant(item, path) for item in value.items())
+    refuse(value, path)
 
 
 def _parameters_of(function: Any) -> list[inspect.Parameter]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..sizes import Size, shown
-from .arguments import CONSTANTS, flatten_with_paths, require_plain
+from .arguments import CONSTANTS, flatten_with_paths, is_plain, refuse
 
 Dims = Mapping[int, int]  # of a tensor's dimensions that follow a size, which of its axes each does
 
@@ -212,14 +212,12 @@ def describe(result: Any, device: torch.device) -> list[Output]:
     """The leaves of what a function returned; raises TypeError for what no graph returns."""
     outputs: list[Output] = []
     for path, leaf in flatten_with_paths(result, "output"):
-        if isinstance(leaf, Tensor):
-            require_plain(leaf, path, device)
+        if is_plain(leaf) and leaf.device == device:
             outputs.append(Output(path, tuple(leaf.shape), None))
         elif isinstance(leaf, CONSTANTS):
             outputs.append(Output(path, (), repr(leaf)))
         else:
-            kind = type(leaf).__name__
-            raise TypeError(f"{path} is a {kind}; a GraphRunner returns tensors and constants")
+            refuse(leaf, path)
     return outputs
 
 

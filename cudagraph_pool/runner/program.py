@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -14,11 +15,10 @@ from torch.utils import _pytree as pytree
 from .._borrow import borrow
 from ..sizes import Buckets, Size
 from . import padding
-from .arguments import Call, Signature, require_plain
+from .arguments import Call, Signature, Weights, is_plain, refuse
 from .captures import Captures, Graph, Span
 from .padding import Copies, Cuts, Input
 from .report import SizeReport
-from .training import Backward, address_of
 
 
 class Setup(NamedTuple):
@@ -31,6 +31,66 @@ class Setup(NamedTuple):
     pad: Any
     warmup: int
     clone_outputs: bool
+
+
+class Backward:
+    """The backward pass of a run, which may be a capture. It holds no weights.
+
+    Attributes:
+        places: Of the outputs that have gradients, among the leaves of what the function returned;
+            none where these would reach neither an input nor a parameter.
+        parameters: Where the module keeps those that get gradients: a dictionary, and the name.
+        reached_from: For each input and parameter, the places that it gets a gradient from.
+        graph, grad_outputs, gradients: Of a capture, what it reads, and what it leaves for each
+            input and parameter.
+    """
+
+    graph: Graph
+    grad_outputs: Sequence[Tensor] = ()
+    gradients: Sequence[Tensor | None] = ()
+
+    def __init__(self, leaves: Sequence[Any], inputs: Sequence[Tensor], weights: Weights) -> None:
+        outputs = {n: x for n, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
+        reached = {n: _leaves_behind(x) for n, x in outputs.items() if torch.is_grad_enabled()}
+        found = {key: x for each in reached.values() for key, x in each.items()}
+        places = {id(x): (members, name) for members, name, x in weights.places() if id(x) in found}
+        keys = [*map(id, inputs), *places]
+        self.parameters = [*places.values()]
+        self.reached_from = [{n for n in reached if key in reached[n]} for key in keys]
+        self.places = [*reached] if any(self.reached_from) else []
+        self._others = [x for key, x in found.items() if key not in keys]
+
+    def refuse_others(self, inputs: Sequence[Tensor], weights: Weights, captures: Captures) -> None:
+        """Raises ValueError for a tensor that should get gradients of a capture, and would not."""
+        others, self._others = self._others, []
+        memory = {_address_of(x) for _, _, x in weights.places() if is_plain(x)}
+        memory.update(map(_address_of, inputs))
+        for x in others:
+            # What the function makes, or detaches from an input or a weight, is its own.
+            if not is_plain(x) or not (_address_of(x) in memory or captures.holds(x)):
+                raise ValueError(
+                    f"the outputs depend on a tensor of shape {(*x.shape,)} that requires "
+                    "gradients and is neither an argument nor a parameter of the module. Pass the "
+                    "module itself, a method of it, or the tensor; or call within torch.no_grad()"
+                )
+
+    def run(
+        self, leaves: Sequence[Any], inputs: Sequence[Tensor], grad_outputs: Sequence[Tensor]
+    ) -> None:
+        """Leaves the gradients of the inputs and parameters."""
+        sources = [*inputs, *(members[name] for members, name in self.parameters)]
+        wanted = [x for x, reached in zip(sources, self.reached_from, strict=True) if reached]
+        found: Sequence[Tensor | None] = ()
+        if wanted:
+            outputs = [leaves[n] for n in self.places]
+            # As after the function's own autocast: a backward pass does not choose types anew.
+            with torch.autocast(outputs[0].device.type, enabled=False):
+                found = torch.autograd.grad(outputs, wanted, grad_outputs, allow_unused=True)
+        for x, gradient in zip(wanted, found, strict=True):
+            if gradient is not None and not is_plain(gradient):
+                refuse(gradient, f"the gradient of shape {(*x.shape,)}")
+        rest = iter(found)
+        self.gradients = [next(rest) if reached else None for reached in self.reached_from]
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +123,8 @@ class Program:
         self.inputs = []
         for path, leaf in leaves:
             if isinstance(leaf, Tensor):
-                require_plain(leaf, path, setup.captures.device)
+                if leaf.device != setup.captures.device:
+                    refuse(leaf, path)
                 dims = padding.dims_of(setup.dim, path, setup.buckets.axes)
                 pad = padding.pad_of(setup.pad, path)
                 self.inputs.append(Input(path, leaf, dims, pad, setup.buckets.listed))
@@ -123,14 +184,14 @@ class Program:
         held = captures.usage().held
         statics = [given.at(bucket) for given in self.inputs]
         args, kwargs = call.with_tensors(statics)
-        addresses = set(map(address_of, statics))
+        addresses = set(map(_address_of, statics))
         results: list[Any] = []
 
         def own(x: Tensor) -> Tensor:
             """What lies in an input is copied: the next call writes there before it reads what it
             was passed, which may be this.
             """
-            return x.clone() if address_of(x) in addresses else x
+            return x.clone() if _address_of(x) in addresses else x
 
         def run() -> None:
             result = signature.function(*args, **kwargs)
@@ -198,3 +259,26 @@ class Program:
             dims, sizes = self.cuts.dims[place], self.setup.buckets.listed
             self.grad_inputs[place] = Input("a gradient", output.detach(), dims, 0, sizes)
         return self.grad_inputs[place].at(bucket)
+
+
+def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
+    """The leaves whose gradients a backward pass accumulates, by id."""
+    if output.grad_fn is None:
+        return {id(output): output}
+    leaves: dict[int, Tensor] = {}
+    waiting, seen = [output.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            leaves[id(node.variable)] = node.variable
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return leaves
+
+
+def _address_of(tensor: Tensor) -> int:
+    """The address of the memory that a tensor lies in."""
+    address: int = tensor.untyped_storage().data_ptr()
+    return address

@@ -131,7 +131,10 @@ class GraphRunner:
                 raise ValueError(f"{name} is {number}, but must be {least} or more")
         if max_graphs is not None and not self._lazy:
             raise ValueError(f"max_graphs is {max_graphs}: it needs lazy=True or sizes='auto'")
-        self._order, self._overflow = order, overflow
+        self._overflow = overflow
+        self._listed = buckets.listed
+        if order != "given":
+            self._listed = sorted(self._listed, key=cost, reverse=order == "largest_first")
         self._max_graphs, self._progress = max_graphs, progress
         captures = self._new_captures(pool, shared_exec, own_workspace)
         signature = Signature(function, captures.device)
@@ -248,7 +251,7 @@ class GraphRunner:
             )
         if bucket is not None and not program.is_current(bucket):
             everything = bucket not in program.captured and not self._lazy
-            self._capture(program, call, size, self._in_order() if everything else [bucket])
+            self._capture(program, call, size, self._listed if everything else [bucket])
             call = self._read(args, kwargs)  # weights may have been made
             self._programs[call.variant] = program
             self._make_room()
@@ -290,12 +293,6 @@ class GraphRunner:
             self._capturing = False
             bar.close()
         self._plans.clear()  # those of graphs that were replaced, too
-
-    def _in_order(self) -> list[Size]:
-        sizes = self._setup.buckets.listed
-        if self._order == "given":
-            return sizes
-        return sorted(sizes, key=cost, reverse=self._order == "largest_first")
 
     def _make_room(self) -> None:
         """Lets the graph go that was not used for the longest time, if there are too many."""
