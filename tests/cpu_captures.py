@@ -31,7 +31,7 @@ except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 from cudagraph_pool.pools import _ReplayOrder
-from cudagraph_pool.runner.captures import Graph, Span, Usage
+from cudagraph_pool.runner.captures import Graph, Span
 
 # What a graph changes autograd does not see.
 _UNSEEN = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -154,13 +154,13 @@ class CpuCaptures:
         address = _address(tensor)
         return any(address in tape.addresses() for tape in self.tapes)
 
-    def usage(self) -> Usage:
+    def stats(self) -> dict[str, int]:
         held = sum(t.nbytes for tape in self.tapes for t in tape.allocated)
         peak = sum(t.nbytes for tape in self.tapes[-1:] for t in tape.allocated)
-        return Usage(held, peak)
+        return {"reserved_bytes": held, "scope_peak_bytes": peak}
 
     def device_bytes(self) -> int:
-        return self.usage().held
+        return self.stats()["reserved_bytes"]
 
     def synchronize(self) -> None:
         pass

@@ -135,8 +135,8 @@ def refuse(value: Any, path: str) -> NoReturn:
         nested = "nested " if value.is_nested else ""
         kind = f"{nested}{kind} of layout {value.layout} on {value.device}"
     raise TypeError(
-        f"{path} holds a {kind}; a GraphRunner takes and returns plain strided tensors on the device "
-        "of its pool, and constants"
+        f"{path} holds a {kind}; a GraphRunner takes and returns plain strided tensors on "
+        "the device of its pool, and constants"
     )
 
 

@@ -6,7 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -19,13 +19,6 @@ from ..pools import GraphPool
 Span = tuple[Any, Any]  # two marks in the work of a stream, of :meth:`Captures.mark`
 
 _SAMPLES = 3  # replays that are timed, for each graph
-
-
-class Usage(NamedTuple):
-    """Bytes of a pool."""
-
-    held: int
-    peak: int  # that the last capture had allocated at once, with what lived before
 
 
 class Graph:
@@ -112,10 +105,10 @@ class Captures:
         address = tensor.untyped_storage().data_ptr()
         return bool(self.pool._adapter.pool_of(self.device.index, address) == self.pool.id)
 
-    def usage(self) -> Usage:
-        """What is used now. It does not ask the device, which a small capture would feel."""
-        stats = self.pool._adapter.stats(self.device.index, self.pool.id)
-        return Usage(stats["reserved_bytes"], stats["scope_peak_bytes"])
+    def stats(self) -> dict[str, int]:
+        """Of the pool. It does not ask the device, which a small capture would feel."""
+        stats: dict[str, int] = self.pool._adapter.stats(self.device.index, self.pool.id)
+        return stats
 
     def device_bytes(self) -> int:
         """What nobody else can have of the device now. Also of a pool that was closed."""

@@ -40,14 +40,11 @@ class Input:
         self.dims = {dim % rank: axis for dim, axis in dims.items()}
         self.pad = pad if dims else 0
         self.is_integer = not (tensor.is_floating_point() or tensor.is_complex())  # or a boolean
-        if self.is_integer:
-            kind = torch.float64 if isinstance(self.pad, float) else torch.int64
-            held = torch.tensor(self.pad, dtype=kind, device="cpu").to(tensor.dtype).item()
-            if held != self.pad:
-                raise ValueError(
-                    f"pad is {pad} for {path}, of which {tensor.dtype} would make {held}; say it "
-                    "for each: pad={'name of the argument': ...}"
-                )
+        if self.is_integer and torch.tensor(self.pad, device="cpu").to(tensor.dtype) != self.pad:
+            raise ValueError(
+                f"pad is {pad} for {path}, which {tensor.dtype} cannot hold; say it for each: "
+                "pad={'name of the argument': ...}"
+            )
         self.requires_grad = tensor.requires_grad
         self._shape = [-1 if dim in self.dims else n for dim, n in enumerate(tensor.shape)]
         self._type = tensor.dtype, tensor.device
@@ -157,17 +154,16 @@ def dims_of(dim: Any, path: str, axes: int) -> Dims:
     """What ``dim`` of :class:`GraphRunner` says of one argument."""
     dim = _said_of(dim, path, None)
     entries = dim if isinstance(dim, tuple) else (dim,) if dim is not None else (None,) * axes
-    found = [
-        (of_axis, axis)
+    dims = {
+        number: axis
         for axis, entry in enumerate(entries)
-        for of_axis in (entry if isinstance(entry, tuple) else (entry,))
-        if of_axis is not None
-    ]
-    dims = dict(found)
-    if len(entries) != axes or len(dims) != len(found) or not all(isinstance(x, int) for x in dims):
+        for number in (entry if isinstance(entry, tuple) else (entry,))
+        if number is not None
+    }
+    if len(entries) != axes or not all(isinstance(number, int) for number in dims):
         raise ValueError(
             f"dim is {dim!r} for {path}, but must be an integer, None, or a tuple of {axes}: for "
-            "each number of a size an integer, None, or a tuple of different integers"
+            "each number of a size an integer, None, or a tuple of integers"
         )
     return dims
 
@@ -247,6 +243,12 @@ class Cuts:
                 pairs = enumerate(zip(a.shape, b.shape, strict=False))
                 dims.update((dim, axis) for dim, (n, m) in pairs if m != n == size[axis])
             self.check(there, at)
+
+    @property
+    def tensor_dims(self) -> list[Dims]:
+        """Of the tensors among the leaves."""
+        pairs = zip(self.dims, self._outputs, strict=True)
+        return [dims for dims, output in pairs if output.constant is None]
 
     def check(self, outputs: list[Output], size: Size) -> None:
         """Raises ValueError if the outputs of a size are not those of the first but for extents."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -37,21 +37,21 @@ class Backward:
     """The backward pass of a run, which may be a capture. It holds no weights.
 
     Attributes:
-        places: Of the outputs that have gradients, among the leaves of what the function returned;
-            none where these would reach neither an input nor a parameter.
+        places: Of the outputs that have gradients; none where these would reach neither an input
+            nor a parameter.
         parameters: Where the module keeps those that get gradients: a dictionary, and the name.
         reached_from: For each input and parameter, the places that it gets a gradient from.
-        graph, grad_outputs, gradients: Of a capture, what it reads, and what it leaves for each
-            input and parameter.
+        grad_outputs, gradients: What its graph reads, and leaves for each input and parameter.
     """
 
-    graph: Graph
     grad_outputs: Sequence[Tensor] = ()
     gradients: Sequence[Tensor | None] = ()
 
-    def __init__(self, leaves: Sequence[Any], inputs: Sequence[Tensor], weights: Weights) -> None:
-        outputs = {n: x for n, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad}
-        reached = {n: _leaves_behind(x) for n, x in outputs.items() if torch.is_grad_enabled()}
+    def __init__(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Weights
+    ) -> None:
+        trained = [n for n, x in enumerate(outputs) if x.requires_grad and torch.is_grad_enabled()]
+        reached = {n: _leaves_behind(outputs[n]) for n in trained}
         found = {key: x for each in reached.values() for key, x in each.items()}
         places = {id(x): (members, name) for members, name, x in weights.places() if id(x) in found}
         keys = [*map(id, inputs), *places]
@@ -75,17 +75,17 @@ class Backward:
                 )
 
     def run(
-        self, leaves: Sequence[Any], inputs: Sequence[Tensor], grad_outputs: Sequence[Tensor]
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> None:
         """Leaves the gradients of the inputs and parameters."""
         sources = [*inputs, *(members[name] for members, name in self.parameters)]
         wanted = [x for x, reached in zip(sources, self.reached_from, strict=True) if reached]
         found: Sequence[Tensor | None] = ()
         if wanted:
-            outputs = [leaves[n] for n in self.places]
+            trained = [outputs[n] for n in self.places]
             # As after the function's own autocast: a backward pass does not choose types anew.
-            with torch.autocast(outputs[0].device.type, enabled=False):
-                found = torch.autograd.grad(outputs, wanted, grad_outputs, allow_unused=True)
+            with torch.autocast(trained[0].device.type, enabled=False):
+                found = torch.autograd.grad(trained, wanted, grads, allow_unused=True)
         for x, gradient in zip(wanted, found, strict=True):
             if gradient is not None and not is_plain(gradient):
                 refuse(gradient, f"the gradient of shape {(*x.shape,)}")
@@ -98,14 +98,13 @@ class Captured:
     """One size of a program. It holds no weights."""
 
     statics: list[Tensor]  # what calls are copied to
-    forward: Graph
-    leaves: list[Any]  # what it returns: tensors where the graph leaves them, and constants
+    graphs: list[Graph]  # of the forward pass, and of the backward pass
+    outputs: list[Tensor]  # where the graph leaves them
+    leaves: list[Any]  # what else it returns, with ... for each output
     tree: pytree.TreeSpec  # how these make up what the function returned
     backward: Backward | None
     addresses: bytes  # of the weights that it reads
-    peak_bytes: int
-    pool_bytes: int
-    capture_seconds: float
+    cost: SizeReport
     last_used: int = 0  # larger the later it was
     streams: set[int] = field(default_factory=set)  # that what calls write is recorded for
 
@@ -144,20 +143,17 @@ class Program:
         return captured is not None and captured.addresses == addresses
 
     def report(self, size: Size) -> SizeReport:
-        captured, eager = self.captured[size], self._eager.get(size)
-        graphs = [captured.forward]
-        if captured.backward is not None:
-            graphs.append(captured.backward.graph)
-        seconds = self.setup.captures.seconds
-        replays = [seconds(span) for span in captured.forward.spans]
-        return SizeReport(
-            size,
-            nodes=sum(graph.nodes for graph in graphs),
-            peak_bytes=captured.peak_bytes,
-            pool_bytes=captured.pool_bytes,
-            driver_bytes=sum(graph.driver_bytes for graph in graphs),
-            capture_seconds=captured.capture_seconds,
-            eager_seconds=eager and seconds(eager),
+        """What it cost, with what its first replays have shown."""
+        captured, eager, seconds = (
+            self.captured[size],
+            self._eager[size],
+            self.setup.captures.seconds,
+        )
+        replays = [seconds(span) for span in captured.graphs[0].spans]
+        return replace(
+            captured.cost,
+            driver_bytes=sum(graph.driver_bytes for graph in captured.graphs),
+            eager_seconds=seconds(eager) if eager else None,
             replay_seconds=statistics.median(replays) if replays else None,
         )
 
@@ -181,7 +177,7 @@ class Program:
         assert self.cuts is not None
         began = time.perf_counter()
         signature, captures = self.setup.signature, self.setup.captures
-        held = captures.usage().held
+        held = captures.stats()["reserved_bytes"]
         statics = [given.at(bucket) for given in self.inputs]
         args, kwargs = call.with_tensors(statics)
         addresses = set(map(_address_of, statics))
@@ -197,34 +193,38 @@ class Program:
             result = signature.function(*args, **kwargs)
             results.append(pytree.tree_map_only(Tensor, own, result))
 
-        forward = captures.capture(run)
-        peak = captures.usage().peak
+        graphs = [captures.capture(run)]
+        peak = captures.stats()["scope_peak_bytes"]
         self.cuts.check(padding.describe(results[0], captures.device), bucket)
         leaves, tree = pytree.tree_flatten(results.pop())
-        backward = Backward(leaves, statics, signature.weights)
+        outputs = [x for x in leaves if isinstance(x, Tensor)]
+        backward = Backward(outputs, statics, signature.weights)
         backward.refuse_others(statics, signature.weights, captures)
-        owner = [captures, statics, forward]  # lives as long as one of the outputs
-        if backward.places:
-            grads = [self._gradient_at(n, leaves[n], bucket) for n in backward.places]
-            backward.graph = captures.capture(lambda: backward.run(leaves, statics, grads))
-            backward.grad_outputs = grads
-            owner += backward.graph, grads
-            peak = max(peak, captures.usage().peak)
+        grads = [self._gradient_at(n, outputs[n], bucket) for n in backward.places]
+        if grads:
+            graphs.append(captures.capture(lambda: backward.run(outputs, statics, grads)))
+            peak = max(peak, captures.stats()["scope_peak_bytes"])
+        owner = captures, statics, grads, graphs  # lives as long as one of the outputs
 
-        def keep(x: Any) -> Any:
+        def keep(x: Tensor) -> Tensor:
             """What lies in the pool is borrowed from it; inputs and weights are not."""
-            if not isinstance(x, Tensor):
-                return x
             return borrow(x, owner) if captures.holds(x) else x.detach()
 
-        backward.gradients = [*map(keep, backward.gradients)]
+        backward.grad_outputs = grads
+        backward.gradients = [None if x is None else keep(x) for x in backward.gradients]
         self.captured[bucket] = Captured(
-            *(statics, forward, [*map(keep, leaves)], tree),
-            backward=backward if backward.places else None,
+            *(statics, graphs, [*map(keep, outputs)]),
+            *([... if isinstance(x, Tensor) else x for x in leaves], tree),
+            backward=backward if grads else None,
             addresses=signature.weights.read()[0],
-            peak_bytes=peak,
-            pool_bytes=captures.usage().held - held,
-            capture_seconds=time.perf_counter() - began,
+            cost=SizeReport(
+                bucket,
+                nodes=sum(graph.nodes for graph in graphs),
+                peak_bytes=peak,
+                pool_bytes=captures.stats()["reserved_bytes"] - held,
+                driver_bytes=0,
+                capture_seconds=time.perf_counter() - began,
+            ),
         )
 
     def _run(self, call: Call, size: Size, at: Size) -> Any:
@@ -246,9 +246,9 @@ class Program:
         args, kwargs = call.with_tensors(statics)
         began = captures.mark()
         result = signature.function(*args, **kwargs)
-        leaves = pytree.tree_leaves(result)
-        backward = Backward(leaves, statics, signature.weights)
-        backward.run(leaves, statics, [torch.zeros_like(leaves[n]) for n in backward.places])
+        outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
+        backward = Backward(outputs, statics, signature.weights)
+        backward.run(outputs, statics, [torch.zeros_like(outputs[n]) for n in backward.places])
         self._eager[at] = began, captures.mark()
         return result
 
@@ -256,7 +256,7 @@ class Program:
         """Where the backward pass of a bucket reads the gradient of a leaf."""
         assert self.cuts is not None
         if place not in self.grad_inputs:
-            dims, sizes = self.cuts.dims[place], self.setup.buckets.listed
+            dims, sizes = self.cuts.tensor_dims[place], self.setup.buckets.listed
             self.grad_inputs[place] = Input("a gradient", output.detach(), dims, 0, sizes)
         return self.grad_inputs[place].at(bucket)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
@@ -161,12 +161,12 @@ class GraphRunner:
             call = self._read(args, kwargs)
             is_planned = call.key in self._plans
             if is_planned:
-                plan, leaves = self._replay(call)
+                plan, outputs = self._replay(call)
         if not is_planned:
             with self._alone():
-                plan, leaves = self._replay(self._plan(args, kwargs))
+                plan, outputs = self._replay(self._plan(args, kwargs))
         # Without locks: both may run code of the caller's, which may wait for other threads.
-        return plan.assemble(leaves) if plan else self._setup.signature.function(*args, **kwargs)
+        return plan.assemble(outputs) if plan else self._setup.signature.function(*args, **kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and replay nothing."""
@@ -220,7 +220,7 @@ class GraphRunner:
         with self._setup.captures.lock, self._lock:
             yield
 
-    def _replay(self, call: Call) -> tuple[Plan | None, list[Any]]:
+    def _replay(self, call: Call) -> tuple[Plan | None, Sequence[Any]]:
         """The plan of a call, and what it leaves; none for the function itself."""
         plan = self._plans[call.key]
         if plan is None:
@@ -279,7 +279,9 @@ class GraphRunner:
                     bar.set_description(f"capturing size {shown(at)}")
                     program.capture(call, at)
                     program.captured[at].last_used = next(self._calls)
-                    bar.set_postfix_str(f"pool {captures.usage().held / 2**20:,.0f} MiB")
+                    bar.set_postfix_str(
+                        f"pool {captures.stats()['reserved_bytes'] / 2**20:,.0f} MiB"
+                    )
             if weights.read()[0] != addresses:
                 raise ValueError(
                     "the function replaces a parameter or buffer of its module each time it runs; "
