@@ -45,16 +45,25 @@ class Call(NamedTuple):
 
 
 class Signature:
-    """What a function takes, and which weights it has."""
+    """What a function takes, and where the parameters and buffers of its module are. It holds the
+    dictionaries of the module's parts, and no tensors: whoever moves weights away frees memory.
+    """
 
     def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
         self.function = function
         self.parameters = _parameters_of(function)
-        self.weights = Weights(function)
         self._device_type = device.type
         kinds = {parameter.kind for parameter in self.parameters}
         # Whether the function cannot see in which order they come.
         self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
+        while isinstance(function, functools.partial):
+            function = function.func
+        module = getattr(function, "__self__", function)  # that a method is of
+        parts = list(module.modules()) if isinstance(module, nn.Module) else []
+        both = [members for part in parts for members in (part._parameters, part._buffers)]
+        self._members = [members for members in both if isinstance(members, dict)]  # no TorchScript
+        self._attributes = [vars(part) for part in parts]
+        self._read_weights = load_adapter().read_weights
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Reads a call. It runs before each replay: it is short where all arguments are tensors.
@@ -76,7 +85,8 @@ class Signature:
                         _constant(leaf, path)  # raises the error with the name
                 raise
         casts = torch.is_autocast_enabled(self._device_type)
-        addresses, flags = self.weights.read()
+        addresses, flags = self._read_weights(self._members, self._attributes)
+        # Of weights types, who requires gradients, and which parts are in training are the flags.
         variant = (
             *(len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])),
             *(torch.is_grad_enabled(), casts and torch.get_autocast_dtype(self._device_type)),
@@ -84,6 +94,16 @@ class Signature:
         )
         shapes = tuple([(x.shape, x.dtype, x.device) for x in tensors])
         return Call(args, kwargs, tensors, variant, (variant, shapes, addresses))
+
+    def addresses(self) -> bytes:
+        """Of the weights."""
+        addresses: bytes = self._read_weights(self._members, self._attributes)[0]
+        return addresses
+
+    def weights(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
+        """Each weight, behind the dictionary and the name that keep it."""
+        for members in self._members:
+            yield from ((members, name, x) for name, x in members.items() if x is not None)
 
     def named_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """The leaves of a call with their paths, as errors and options name them: inputs['ids'].
@@ -95,32 +115,6 @@ class Signature:
         names += [f"{rest}[{n}]" for n in range(len(args) - len(names))]
         values = [*zip(names, args, strict=False), *kwargs.items()]
         return [leaf for name, value in values for leaf in flatten_with_paths(value, name)]
-
-
-class Weights:
-    """Where the parameters and buffers of a module are. It holds the dictionaries of the module's
-    parts, and no tensors: whoever moves weights away gets their memory back.
-    """
-
-    def __init__(self, function: Any) -> None:
-        while isinstance(function, functools.partial):
-            function = function.func
-        module = getattr(function, "__self__", function)  # that a method is of
-        parts = list(module.modules()) if isinstance(module, nn.Module) else []
-        both = [members for part in parts for members in (part._parameters, part._buffers)]
-        self._members = [members for members in both if isinstance(members, dict)]  # no TorchScript
-        self._attributes = [vars(part) for part in parts]
-        self._read = load_adapter().read_weights
-
-    def read(self) -> tuple[bytes, bytes]:
-        """The addresses, and flags: types, who requires gradients, which parts are in training."""
-        addresses, flags = self._read(self._members, self._attributes)
-        return addresses, flags
-
-    def places(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
-        """Each tensor, behind the dictionary and the name that keep it."""
-        for members in self._members:
-            yield from ((members, name, x) for name, x in members.items() if x is not None)
 
 
 def is_plain(value: Any) -> bool:

@@ -125,16 +125,12 @@ def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Si
             for dim, of in given.dims.items()
             if of == axis
         }
-        if not found:
+        extent, *others = {*found.values()} or {0}
+        if extent == 0 or others:
             raise ValueError(
-                f"no argument has a dynamic dimension for axis {axis} of the sizes: dim says which"
+                f"axis {axis} of the size of a call must be one number above 0, but is "
+                f"{found or 'that of no argument'}: dim says which argument has which"
             )
-        (first, extent), *others = found.items()
-        for other, n in others:
-            if n != extent:
-                raise ValueError(f"{other} has {n}, but {first} has {extent}")
-        if extent == 0:
-            raise ValueError(f"{first} has no elements: there is nothing to replay for size 0")
         size.append(extent)
     return tuple(size)
 
@@ -197,11 +193,7 @@ class Output(NamedTuple):
 
     path: str  # output['logits']
     shape: tuple[int, ...]
-    constant: str | None
-
-    @property
-    def shown(self) -> str:
-        return str(self.shape) if self.constant is None else self.constant
+    constant: str  # empty for a tensor
 
 
 def describe(result: Any, device: torch.device) -> list[Output]:
@@ -209,7 +201,7 @@ def describe(result: Any, device: torch.device) -> list[Output]:
     outputs: list[Output] = []
     for path, leaf in flatten_with_paths(result, "output"):
         if is_plain(leaf) and leaf.device == device:
-            outputs.append(Output(path, tuple(leaf.shape), None))
+            outputs.append(Output(path, tuple(leaf.shape), ""))
         elif isinstance(leaf, CONSTANTS):
             outputs.append(Output(path, (), repr(leaf)))
         else:
@@ -240,15 +232,11 @@ class Cuts:
                     there = outputs_at(at)
                     break
             for dims, a, b in zip(self.dims, self._outputs, there, strict=False):
-                pairs = enumerate(zip(a.shape, b.shape, strict=False))
-                dims.update((dim, axis) for dim, (n, m) in pairs if m != n == size[axis])
+                extents = enumerate(zip(a.shape, b.shape, strict=False))
+                dims.update((dim, axis) for dim, (n, m) in extents if m != n == size[axis])
             self.check(there, at)
-
-    @property
-    def tensor_dims(self) -> list[Dims]:
-        """Of the tensors among the leaves."""
         pairs = zip(self.dims, self._outputs, strict=True)
-        return [dims for dims, output in pairs if output.constant is None]
+        self.tensor_dims = [dims for dims, output in pairs if not output.constant]
 
     def check(self, outputs: list[Output], size: Size) -> None:
         """Raises ValueError if the outputs of a size are not those of the first but for extents."""
@@ -260,8 +248,9 @@ class Cuts:
             )
         for dims, own, other in zip(self.dims, self._outputs, outputs, strict=True):
             if other != own._replace(shape=_extents(own.shape, dims, size)):
+                found = f"{own.constant or own.shape} {here} and {other.constant or other.shape}"
                 raise ValueError(
-                    f"{own.path} is {own.shown} {here} and {other.shown} {there}: what of it "
-                    "belongs to a padded call is unknown. Return the dynamic dimension apart, as "
-                    "in x.unflatten(0, (batch, -1)), and constants that are equal at all sizes"
+                    f"{own.path} is {found} {there}: what of it belongs to a padded call is "
+                    "unknown. Return the dynamic dimension apart, as in "
+                    "x.unflatten(0, (batch, -1)), and constants that are equal at all sizes"
                 )

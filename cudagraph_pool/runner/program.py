@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from .._borrow import borrow
 from ..sizes import Buckets, Size
 from . import padding
-from .arguments import Call, Signature, Weights, is_plain, refuse
+from .arguments import Call, Signature, is_plain, refuse
 from .captures import Captures, Graph, Span
 from .padding import Copies, Cuts, Input
 from .report import SizeReport
@@ -48,22 +48,26 @@ class Backward:
     gradients: Sequence[Tensor | None] = ()
 
     def __init__(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], weights: Weights
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], signature: Signature
     ) -> None:
         trained = [n for n, x in enumerate(outputs) if x.requires_grad and torch.is_grad_enabled()]
         reached = {n: _leaves_behind(outputs[n]) for n in trained}
         found = {key: x for each in reached.values() for key, x in each.items()}
-        places = {id(x): (members, name) for members, name, x in weights.places() if id(x) in found}
+        places = {
+            id(x): (members, name) for members, name, x in signature.weights() if id(x) in found
+        }
         keys = [*map(id, inputs), *places]
         self.parameters = [*places.values()]
         self.reached_from = [{n for n in reached if key in reached[n]} for key in keys]
         self.places = [*reached] if any(self.reached_from) else []
         self._others = [x for key, x in found.items() if key not in keys]
 
-    def refuse_others(self, inputs: Sequence[Tensor], weights: Weights, captures: Captures) -> None:
+    def refuse_others(
+        self, inputs: Sequence[Tensor], signature: Signature, captures: Captures
+    ) -> None:
         """Raises ValueError for a tensor that should get gradients of a capture, and would not."""
         others, self._others = self._others, []
-        memory = {_address_of(x) for _, _, x in weights.places() if is_plain(x)}
+        memory = {_address_of(x) for _, _, x in signature.weights() if is_plain(x)}
         memory.update(map(_address_of, inputs))
         for x in others:
             # What the function makes, or detaches from an input or a weight, is its own.
@@ -139,8 +143,7 @@ class Program:
     def is_current(self, bucket: Size) -> bool:
         """Whether it was captured with the weights that there are."""
         captured = self.captured.get(bucket)
-        addresses, _ = self.setup.signature.weights.read()
-        return captured is not None and captured.addresses == addresses
+        return captured is not None and captured.addresses == self.setup.signature.addresses()
 
     def report(self, size: Size) -> SizeReport:
         """What it cost, with what its first replays have shown."""
@@ -170,7 +173,7 @@ class Program:
         for _ in range(times):
             self._run(call, size, bucket)
 
-    def capture(self, call: Call, bucket: Size) -> None:
+    def capture(self, call: Call, bucket: Size) -> Captured:
         """Captures a bucket, its backward pass included. The memory of what it returns goes back
         to the pool when all of it is captured. pre: it was warmed up.
         """
@@ -198,8 +201,8 @@ class Program:
         self.cuts.check(padding.describe(results[0], captures.device), bucket)
         leaves, tree = pytree.tree_flatten(results.pop())
         outputs = [x for x in leaves if isinstance(x, Tensor)]
-        backward = Backward(outputs, statics, signature.weights)
-        backward.refuse_others(statics, signature.weights, captures)
+        backward = Backward(outputs, statics, signature)
+        backward.refuse_others(statics, signature, captures)
         grads = [self._gradient_at(n, outputs[n], bucket) for n in backward.places]
         if grads:
             graphs.append(captures.capture(lambda: backward.run(outputs, statics, grads)))
@@ -212,11 +215,11 @@ class Program:
 
         backward.grad_outputs = grads
         backward.gradients = [None if x is None else keep(x) for x in backward.gradients]
-        self.captured[bucket] = Captured(
+        return Captured(
             *(statics, graphs, [*map(keep, outputs)]),
             *([... if isinstance(x, Tensor) else x for x in leaves], tree),
             backward=backward if grads else None,
-            addresses=signature.weights.read()[0],
+            addresses=signature.addresses(),
             cost=SizeReport(
                 bucket,
                 nodes=sum(graph.nodes for graph in graphs),
@@ -247,7 +250,7 @@ class Program:
         began = captures.mark()
         result = signature.function(*args, **kwargs)
         outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-        backward = Backward(outputs, statics, signature.weights)
+        backward = Backward(outputs, statics, signature)
         backward.run(outputs, statics, [torch.zeros_like(outputs[n]) for n in backward.places])
         self._eager[at] = began, captures.mark()
         return result

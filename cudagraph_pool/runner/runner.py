@@ -261,46 +261,47 @@ class GraphRunner:
         return call
 
     def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:
-        """Captures some buckets. Where one fails none of these is left."""
-        weights, captures = self._setup.signature.weights, self._setup.captures
-        before = dict(program.captured)
+        """Captures some buckets. Where one fails none of these is kept."""
+        signature, captures = self._setup.signature, self._setup.captures
+        made, at = {}, sizes[0]
         shows = self._progress and len(sizes) > 1 and sys.stderr is not None
-        bar = tqdm(sizes, unit="graph", disable=not shows)
         self._capturing = True
-        at = sizes[0]
         try:
-            with undisturbed(), captures.on_capture_stream():
+            with (
+                undisturbed(),
+                captures.on_capture_stream(),
+                tqdm(sizes, unit="graph", disable=not shows) as bar,
+            ):
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
                     program.warm_up(call, size, at)
-                addresses, _ = weights.read()  # some may be made when it first runs
+                addresses = signature.addresses()  # some may be made when it first runs
                 captures.empty_caches()
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
-                    program.capture(call, at)
-                    program.captured[at].last_used = next(self._calls)
-                    bar.set_postfix_str(
-                        f"pool {captures.stats()['reserved_bytes'] / 2**20:,.0f} MiB"
-                    )
-            if weights.read()[0] != addresses:
+                    made[at] = program.capture(call, at)
+                    made[at].last_used = next(self._calls)
+                    held = captures.stats()["reserved_bytes"]
+                    bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
+            if signature.addresses() != addresses:
                 raise ValueError(
                     "the function replaces a parameter or buffer of its module each time it runs; "
                     "a graph goes on reading the old one. Change it in place: buffer.copy_(...)"
                 )
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")
-            program.captured = before
             raise
         finally:
             self._capturing = False
-            bar.close()
+        program.captured |= made
         self._plans.clear()  # those of graphs that were replaced, too
 
     def _make_room(self) -> None:
         """Lets the graph go that was not used for the longest time, if there are too many."""
-        sizes = [(p.captured, size) for p in self._programs.values() for size in p.captured]
-        if self._max_graphs is not None and len(sizes) > self._max_graphs:
-            captured, oldest = min(sizes, key=lambda entry: entry[0][entry[1]].last_used)
+        programs = self._programs.values()
+        used = [(p.captured[size].last_used, p, size) for p in programs for size in p.captured]
+        if self._max_graphs is not None and len(used) > self._max_graphs:
+            _, program, oldest = min(used, key=lambda entry: entry[0])
             self._setup.captures.synchronize()
-            del captured[oldest]
+            del program.captured[oldest]
             self._programs = {variant: p for variant, p in self._programs.items() if p.captured}
