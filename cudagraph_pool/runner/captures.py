@@ -26,6 +26,7 @@ class Graph:
 
     def __init__(self, graph: Any, nodes: int, captures: Captures) -> None:
         self.nodes = nodes
+        self.peak_bytes = captures.stats()["scope_peak_bytes"]
         self.driver_bytes = 0  # that the driver has taken to make executables
         self.spans: list[Span] = []
         self._graph, self._captures = graph, captures

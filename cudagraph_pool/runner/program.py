@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -47,31 +47,26 @@ class Backward:
     grad_outputs: Sequence[Tensor] = ()
     gradients: Sequence[Tensor | None] = ()
 
-    def __init__(
-        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], signature: Signature
-    ) -> None:
+    def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], setup: Setup) -> None:
         trained = [n for n, x in enumerate(outputs) if x.requires_grad and torch.is_grad_enabled()]
         reached = {n: _leaves_behind(outputs[n]) for n in trained}
         found = {key: x for each in reached.values() for key, x in each.items()}
-        places = {
-            id(x): (members, name) for members, name, x in signature.weights() if id(x) in found
-        }
-        keys = [*map(id, inputs), *places]
-        self.parameters = [*places.values()]
+        weights = setup.signature.weights()
+        kept = {id(x): (members, name) for members, name, x in weights if id(x) in found}
+        keys = [*map(id, inputs), *kept]
+        self.parameters = [*kept.values()]
         self.reached_from = [{n for n in reached if key in reached[n]} for key in keys]
         self.places = [*reached] if any(self.reached_from) else []
         self._others = [x for key, x in found.items() if key not in keys]
 
-    def refuse_others(
-        self, inputs: Sequence[Tensor], signature: Signature, captures: Captures
-    ) -> None:
+    def refuse_others(self, inputs: Sequence[Tensor], setup: Setup) -> None:
         """Raises ValueError for a tensor that should get gradients of a capture, and would not."""
         others, self._others = self._others, []
-        memory = {_address_of(x) for _, _, x in signature.weights() if is_plain(x)}
-        memory.update(map(_address_of, inputs))
+        weights = (x for _, _, x in setup.signature.weights() if is_plain(x))
+        memory = set(map(_address_of, (*inputs, *weights)))
         for x in others:
             # What the function makes, or detaches from an input or a weight, is its own.
-            if not is_plain(x) or not (_address_of(x) in memory or captures.holds(x)):
+            if not is_plain(x) or not (_address_of(x) in memory or setup.captures.holds(x)):
                 raise ValueError(
                     f"the outputs depend on a tensor of shape {(*x.shape,)} that requires "
                     "gradients and is neither an argument nor a parameter of the module. Pass the "
@@ -82,14 +77,14 @@ class Backward:
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> None:
         """Leaves the gradients of the inputs and parameters."""
+        if not self.places:
+            return
         sources = [*inputs, *(members[name] for members, name in self.parameters)]
         wanted = [x for x, reached in zip(sources, self.reached_from, strict=True) if reached]
-        found: Sequence[Tensor | None] = ()
-        if wanted:
-            trained = [outputs[n] for n in self.places]
-            # As after the function's own autocast: a backward pass does not choose types anew.
-            with torch.autocast(trained[0].device.type, enabled=False):
-                found = torch.autograd.grad(trained, wanted, grads, allow_unused=True)
+        trained = [outputs[n] for n in self.places]
+        # As after the function's own autocast: a backward pass does not choose types anew.
+        with torch.autocast(trained[0].device.type, enabled=False):
+            found = torch.autograd.grad(trained, wanted, grads, allow_unused=True)
         for x, gradient in zip(wanted, found, strict=True):
             if gradient is not None and not is_plain(gradient):
                 refuse(gradient, f"the gradient of shape {(*x.shape,)}")
@@ -108,7 +103,8 @@ class Captured:
     tree: pytree.TreeSpec  # how these make up what the function returned
     backward: Backward | None
     addresses: bytes  # of the weights that it reads
-    cost: SizeReport
+    pool_bytes: int
+    capture_seconds: float
     last_used: int = 0  # larger the later it was
     streams: set[int] = field(default_factory=set)  # that what calls write is recorded for
 
@@ -147,15 +143,16 @@ class Program:
 
     def report(self, size: Size) -> SizeReport:
         """What it cost, with what its first replays have shown."""
-        captured, eager, seconds = (
-            self.captured[size],
-            self._eager[size],
-            self.setup.captures.seconds,
-        )
+        captured, eager = self.captured[size], self._eager.get(size)
+        seconds = self.setup.captures.seconds
         replays = [seconds(span) for span in captured.graphs[0].spans]
-        return replace(
-            captured.cost,
+        return SizeReport(
+            size,
+            nodes=sum(graph.nodes for graph in captured.graphs),
+            peak_bytes=max(graph.peak_bytes for graph in captured.graphs),
+            pool_bytes=captured.pool_bytes,
             driver_bytes=sum(graph.driver_bytes for graph in captured.graphs),
+            capture_seconds=captured.capture_seconds,
             eager_seconds=seconds(eager) if eager else None,
             replay_seconds=statistics.median(replays) if replays else None,
         )
@@ -197,16 +194,14 @@ class Program:
             results.append(pytree.tree_map_only(Tensor, own, result))
 
         graphs = [captures.capture(run)]
-        peak = captures.stats()["scope_peak_bytes"]
         self.cuts.check(padding.describe(results[0], captures.device), bucket)
         leaves, tree = pytree.tree_flatten(results.pop())
         outputs = [x for x in leaves if isinstance(x, Tensor)]
-        backward = Backward(outputs, statics, signature)
-        backward.refuse_others(statics, signature, captures)
+        backward = Backward(outputs, statics, self.setup)
+        backward.refuse_others(statics, self.setup)
         grads = [self._gradient_at(n, outputs[n], bucket) for n in backward.places]
         if grads:
             graphs.append(captures.capture(lambda: backward.run(outputs, statics, grads)))
-            peak = max(peak, captures.stats()["scope_peak_bytes"])
         owner = captures, statics, grads, graphs  # lives as long as one of the outputs
 
         def keep(x: Tensor) -> Tensor:
@@ -220,14 +215,8 @@ class Program:
             *([... if isinstance(x, Tensor) else x for x in leaves], tree),
             backward=backward if grads else None,
             addresses=signature.addresses(),
-            cost=SizeReport(
-                bucket,
-                nodes=sum(graph.nodes for graph in graphs),
-                peak_bytes=peak,
-                pool_bytes=captures.stats()["reserved_bytes"] - held,
-                driver_bytes=0,
-                capture_seconds=time.perf_counter() - began,
-            ),
+            pool_bytes=captures.stats()["reserved_bytes"] - held,
+            capture_seconds=time.perf_counter() - began,
         )
 
     def _run(self, call: Call, size: Size, at: Size) -> Any:
@@ -250,7 +239,7 @@ class Program:
         began = captures.mark()
         result = signature.function(*args, **kwargs)
         outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, Tensor)]
-        backward = Backward(outputs, statics, signature)
+        backward = Backward(outputs, statics, self.setup)
         backward.run(outputs, statics, [torch.zeros_like(outputs[n]) for n in backward.places])
         self._eager[at] = began, captures.mark()
         return result
