@@ -1,4 +1,4 @@
-"""Captures into one pool, and the order of their replays: all that knows CUDA here."""
+"""Captures into one pool, what they cost, and the order of their replays: all that knows CUDA."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,12 +14,54 @@ from torch import Tensor
 
 from .._adapter import load_adapter
 from .._forecast import count_nodes
+from .._table import format_table
 from ..capture import _next_graph, graph
 from ..pools import GraphPool
+from ..sizes import Size, shown
 
 Span = tuple[Any, Any]  # two marks in the work of a stream, of :meth:`Captures.mark`
 
+_MIB = 1 << 20
 _SAMPLES = 3  # replays that are timed, for each graph
+
+
+@dataclass(frozen=True, slots=True)
+class SizeReport:
+    r"""What one size cost.
+
+    Attributes:
+        size (tuple): The size.
+        nodes (int): Of its graphs, that of the backward pass included.
+        peak_bytes (int): The most that was allocated in the pool at once in its capture.
+        pool_bytes (int): What the pool holds since its capture and did not before.
+        driver_bytes (int): What the device has less since executables were made for it, at its
+            capture or its first replays. Other processes' work shows in it.
+        capture_seconds (float): What its capture took.
+        eager_seconds (float or None): What a warm-up took, the backward pass included.
+        replay_seconds (float or None): The median of its first replays, without the backward pass.
+    """
+
+    size: Size
+    nodes: int
+    peak_bytes: int
+    pool_bytes: int
+    driver_bytes: int
+    capture_seconds: float
+    eager_seconds: float | None = None
+    replay_seconds: float | None = None
+
+
+class Report(list[SizeReport]):
+    r"""A :class:`SizeReport` for each captured size, smallest first."""
+
+    def __str__(self) -> str:
+        rows = [["size", "nodes", "peak", "pool", "driver", "capture", "eager", "replay"]]
+        for row in self:
+            sizes = row.peak_bytes, row.pool_bytes, row.driver_bytes
+            times = row.capture_seconds, row.eager_seconds, row.replay_seconds
+            cells = [shown(row.size), str(row.nodes), *(f"{n / _MIB:,.1f}" for n in sizes)]
+            rows.append([*cells, *("-" if s is None else f"{s * 1e3:,.3f}" for s in times)])
+        return "sizes in MiB, times in ms\n" + format_table(rows)
 
 
 class Graph:
@@ -58,10 +101,9 @@ class Captures:
 
     @contextmanager
     def on_capture_stream(self) -> Iterator[None]:
-        """Within it the stream that captures is the current one, so that warm-ups make what
-        libraries keep for each stream, outside of the pool. It comes after all replays of the
-        pool, which may still read the static inputs, and before what follows.
-        pre: ``lock`` is held.
+        """Within it the stream that captures is the current one: warm-ups make what libraries keep
+        for each stream, outside of the pool. It comes after all replays of the pool, which may
+        still read the static inputs, and before what follows. pre: ``lock`` is held.
         """
         current = torch.cuda.current_stream(self.device)
         with self.order.lock:
@@ -127,11 +169,10 @@ class Captures:
 
     def seconds(self, span: Span) -> float:
         """Between two marks that the device has passed."""
-        began, ended = span
-        return float(began.elapsed_time(ended)) * 1e-3
+        return float(span[0].elapsed_time(span[1])) * 1e-3
 
     def follow(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
-        """Lets what the current stream gets next come after the last replay of the pool. What it
+        """Orders what the current stream gets next behind the last replay of the pool. What it
         writes to was allocated on another stream, and is known to be used on ``streams``.
         pre: ``order.lock`` is held until the next one is launched.
         """

@@ -16,9 +16,8 @@ from .._borrow import borrow
 from ..sizes import Buckets, Size
 from . import padding
 from .arguments import Call, Signature, is_plain, refuse
-from .captures import Captures, Graph, Span
+from .captures import Captures, Graph, SizeReport, Span
 from .padding import Copies, Cuts, Input
-from .report import SizeReport
 
 
 class Setup(NamedTuple):
@@ -143,8 +142,8 @@ class Program:
 
     def report(self, size: Size) -> SizeReport:
         """What it cost, with what its first replays have shown."""
-        captured, eager = self.captured[size], self._eager.get(size)
-        seconds = self.setup.captures.seconds
+        captured, seconds = self.captured[size], self.setup.captures.seconds
+        eager = self._eager.get(size)
         replays = [seconds(span) for span in captured.graphs[0].spans]
         return SizeReport(
             size,

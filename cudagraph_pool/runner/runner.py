@@ -17,10 +17,9 @@ from ..pools import GraphPool, _require_pool
 from ..sizes import Buckets, Size, cost, shown
 from ..switch import _require_booleans, _require_enabled
 from .arguments import Call, Signature
-from .captures import Captures, undisturbed
+from .captures import Captures, Report, undisturbed
 from .plan import Plan
 from .program import Program, Setup
-from .report import Report
 
 Order = Literal["largest_first", "smallest_first", "given"]
 
@@ -37,8 +36,7 @@ class GraphRunner:
         logits = runner(tokens)  # captures all sizes at the first call
 
     **The next call overwrites what a call returns**, also one of another runner on the same pool.
-    Copy it before, or ask for ``clone_outputs``. Calls may come on any stream: each waits for the
-    one before.
+    Copy it before, or ask for ``clone_outputs``. A call on any stream waits for the one before.
 
     **What the function reads must stay where it is**: parameters, buffers and other tensors. For a
     module, or a method of one, each call compares the addresses of all parameters and buffers with
@@ -66,8 +64,7 @@ class GraphRunner:
             For several dimensions a tuple with an entry for each: ``None`` for one that a tensor
             has not, a tuple for one that it has several times. A dictionary says it by name;
             tensors that it does not name are the same at all sizes. Default: 0.
-        pool (GraphPool, optional): The pool to capture into. Default: a new one, on the current
-            device.
+        pool (GraphPool, optional): What to capture into. Default: a new one on the current device.
         pad (number or dict): What fills up arguments. A dictionary says it by name: of a parameter
             of the function, or a path to a tensor (``batch['ids']``). Default: 0.
         warmup (int): How often each size runs before it is captured. Default: 3.
@@ -152,8 +149,8 @@ class GraphRunner:
 
         Raises:
             ValueError: A tensor is not as captured, or the call is larger than all sizes.
-            TypeError: An argument holds what is neither a plain strided tensor nor a constant: a
-                number, a string, a dtype, a device, a member of an enum, a class or a function.
+            TypeError: An argument holds neither a plain strided tensor nor a constant: a number, a
+                string, a dtype, a device, a member of an enum, a class or a function.
         """
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
@@ -183,11 +180,7 @@ class GraphRunner:
             self._setup = self._setup._replace(signature=signature)
 
     def report(self) -> Report:
-        r"""Return a list of what each size cost and gains; printed, it is a table.
-
-        Each entry has ``size``, ``nodes``, ``peak_bytes``, ``pool_bytes``, ``driver_bytes``,
-        ``capture_seconds``, ``eager_seconds`` and ``replay_seconds``; ``help()`` of one says more.
-        """
+        r"""Return what each size cost and gains: a list of ``SizeReport``; printed, it is a table."""
         with self._alone():
             self._setup.captures.synchronize()
             programs = self._programs.values()
@@ -222,11 +215,10 @@ class GraphRunner:
 
     def _replay(self, call: Call) -> tuple[Plan | None, Sequence[Any]]:
         """The plan of a call, and what it leaves; none for the function itself."""
-        plan = self._plans[call.key]
-        if plan is None:
-            return None, []
-        plan.captured.last_used = next(self._calls)
-        return plan, plan.run(call.tensors)
+        if plan := self._plans[call.key]:
+            plan.captured.last_used = next(self._calls)
+            return plan, plan.run(call.tensors)
+        return None, ()
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self._capturing:
