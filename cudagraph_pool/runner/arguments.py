@@ -1,7 +1,4 @@
-"""What a call depends on: its tensors, and as a key everything else, with the module's weights.
-
-Calls with equal keys run the same Python code but for what tensors hold and how large they are.
-"""
+"""What a call depends on: its tensors, and as a key everything else, with the module's weights."""
 
 from __future__ import annotations
 
@@ -54,8 +51,7 @@ class Signature:
         self.parameters = _parameters_of(function)
         self._device_type = device.type
         kinds = {parameter.kind for parameter in self.parameters}
-        # Whether the function cannot see in which order they come.
-        self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
+        self._sees_order = inspect.Parameter.VAR_KEYWORD in kinds or not kinds  # of keywords
         while isinstance(function, functools.partial):
             function = function.func
         module = getattr(function, "__self__", function)  # that a method is of
@@ -69,7 +65,7 @@ class Signature:
         """Reads a call. It runs before each replay: it is short where all arguments are tensors.
         Raises TypeError for an argument that is neither a plain strided tensor nor a constant.
         """
-        if kwargs and self._sorts_keywords:
+        if kwargs and not self._sees_order:
             kwargs = dict(sorted(kwargs.items()))
         tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
         constants: Hashable = ()
@@ -97,8 +93,7 @@ class Signature:
 
     def addresses(self) -> bytes:
         """Of the weights."""
-        addresses: bytes = self._read_weights(self._members, self._attributes)[0]
-        return addresses
+        return bytes(self._read_weights(self._members, self._attributes)[0])
 
     def weights(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
         """Each weight, behind the dictionary and the name that keep it."""
@@ -109,8 +104,7 @@ class Signature:
         """The leaves of a call with their paths, as errors and options name them: inputs['ids'].
         `*args` gives args[0], args[1], ..., as does a function without a signature.
         """
-        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        names = [p.name for p in self.parameters if p.kind in kinds]
+        names = [p.name for p in self.parameters if p.kind < p.VAR_POSITIONAL]
         rest = next((p.name for p in self.parameters if p.kind is p.VAR_POSITIONAL), "args")
         names += [f"{rest}[{n}]" for n in range(len(args) - len(names))]
         values = [*zip(names, args, strict=False), *kwargs.items()]
@@ -169,8 +163,8 @@ def _parameters_of(function: Any) -> list[inspect.Parameter]:
     bound = function if isinstance(function, functools.partial) else functools.partial(function)
     function = getattr(bound.func, "_orig_mod", bound.func)
     function = function.forward if isinstance(function, nn.Module) else function
+    function = functools.partial(function, *bound.args, **bound.keywords)
     try:
-        signature = inspect.signature(functools.partial(function, *bound.args, **bound.keywords))
+        return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return []
-    return list(signature.parameters.values())

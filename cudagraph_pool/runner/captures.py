@@ -21,7 +21,6 @@ from ..sizes import Size, shown
 
 Span = tuple[Any, Any]  # two marks in the work of a stream, of :meth:`Captures.mark`
 
-_MIB = 1 << 20
 _SAMPLES = 3  # replays that are timed, for each graph
 
 
@@ -59,7 +58,7 @@ class Report(list[SizeReport]):
         for row in self:
             sizes = row.peak_bytes, row.pool_bytes, row.driver_bytes
             times = row.capture_seconds, row.eager_seconds, row.replay_seconds
-            cells = [shown(row.size), str(row.nodes), *(f"{n / _MIB:,.1f}" for n in sizes)]
+            cells = [shown(row.size), str(row.nodes), *(f"{n / 2**20:,.1f}" for n in sizes)]
             rows.append([*cells, *("-" if s is None else f"{s * 1e3:,.3f}" for s in times)])
         return "sizes in MiB, times in ms\n" + format_table(rows)
 
@@ -118,8 +117,7 @@ class Captures:
             with torch.cuda.stream(self._stream):
                 yield
         finally:
-            # Now, since a later call does not hold ``lock``: it would be drawn into the capture
-            # that another thread has begun on the stream by then.
+            # A later call, without ``lock``, would be drawn into another thread's capture there.
             with self.order.lock:
                 current.wait_stream(self._stream)
                 self.order.follow(current)
@@ -150,8 +148,7 @@ class Captures:
 
     def stats(self) -> dict[str, int]:
         """Of the pool. It does not ask the device, which a small capture would feel."""
-        stats: dict[str, int] = self.pool._adapter.stats(self.device.index, self.pool.id)
-        return stats
+        return dict(self.pool._adapter.stats(self.device.index, self.pool.id))
 
     def device_bytes(self) -> int:
         """What nobody else can have of the device now. Also of a pool that was closed."""
@@ -197,13 +194,13 @@ class Captures:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """What the caller has set is no part of a capture, nor of its warm-ups."""
-    # Python's garbage collector would go through all that torch has made, in a tenth of a second,
-    # and in the middle of a capture. A program's own freeze is not undone.
+    # Python's garbage collector would take a tenth of a second in the middle of a capture. A
+    # program's own freeze is not undone.
     freezes = gc.get_freeze_count() == 0
     if freezes:
         gc.freeze()
-    # What autocast caches would be memory that one graph fills in, and no other one finds filled.
-    # In warm-ups too: torch.compile guards on it, and would compile anew in the capture.
+    # What autocast caches would be filled in by one graph only. In warm-ups too: torch.compile
+    # guards on it, and would compile anew in the capture.
     caches = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     # Saved tensors are packed by no hooks of the caller's, as those of a checkpoint.

@@ -20,9 +20,8 @@ _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Input:
-    """A tensor argument, as all captures of one program have it, and the buffer that these read:
-    each the beginning, since only one is read at a time. A size larger than all before makes a
-    larger one; the old one lives on in the graphs that read it.
+    """A tensor argument of one program, and the buffer that its captures read: each the beginning,
+    since one is read at a time. A larger size makes a larger one; graphs keep the old one.
     """
 
     def __init__(
@@ -34,19 +33,17 @@ class Input:
             if not -rank <= dim < rank:
                 raise ValueError(
                     f"{path} has the shape {tuple(tensor.shape)}, but its dimension {dim} should "
-                    "be dynamic; say which ones are: dim={'name of the argument': ...}"
+                    f"be dynamic; say which ones are: dim={{{path!r}: ...}}"
                 )
         self.path = path
         self.dims = {dim % rank: axis for dim, axis in dims.items()}
         self.pad = pad if dims else 0
         self.is_integer = not (tensor.is_floating_point() or tensor.is_complex())  # or a boolean
         if self.is_integer and torch.tensor(self.pad, device="cpu").to(tensor.dtype) != self.pad:
-            raise ValueError(
-                f"pad is {pad} for {path}, which {tensor.dtype} cannot hold; say it for each: "
-                "pad={'name of the argument': ...}"
-            )
+            said = f"pad is {pad} for {path}, which {tensor.dtype} cannot hold"
+            raise ValueError(f"{said}; say it by name: pad={{{path!r}: ...}}")
         self.requires_grad = tensor.requires_grad
-        self._shape = [-1 if dim in self.dims else n for dim, n in enumerate(tensor.shape)]
+        self._shape = self._shape_of(tensor)
         self._type = tensor.dtype, tensor.device
         form = _FORMATS.get(rank, torch.contiguous_format)
         is_other = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
@@ -58,19 +55,19 @@ class Input:
     def check(self, tensor: Tensor) -> None:
         """Raises ValueError if graphs that were captured for this input cannot read ``tensor``."""
         dtype, device = self._type
-        fits = len(self._shape) == tensor.dim() and all(
-            own in (-1, n) for own, n in zip(self._shape, tensor.shape, strict=True)
-        )
-        if not fits or (tensor.dtype, tensor.device) != self._type:
+        if (tensor.dtype, tensor.device) != self._type or self._shape_of(tensor) != self._shape:
             shape = ", ".join("any" if n == -1 else str(n) for n in self._shape)
             raise ValueError(
                 f"{self.path} is {tensor.dtype} of shape {tuple(tensor.shape)} on {tensor.device}, "
                 f"but was captured as {dtype} of shape ({shape}) on {device}: pass it so"
             )
 
+    def _shape_of(self, tensor: Tensor) -> list[int]:
+        return [-1 if dim in self.dims else n for dim, n in enumerate(tensor.shape)]
+
     def at(self, size: Size) -> Tensor:
-        """What a graph of this size reads: a new tensor each time. A function may keep what it
-        found out of one that it knows, which in a capture would be something of its warm-ups.
+        """What a graph of this size reads: a new tensor each time, of which a function has kept
+        nothing in a warm-up that a capture would find.
         """
         shape = _extents(self._shape, self.dims, size)
         dense = torch.empty(shape, device="meta", memory_format=self._format)
@@ -116,7 +113,9 @@ def cut(tensor: Tensor, dims: Dims, size: Size) -> Tensor:
 
 
 def size_of(inputs: Sequence[Input], tensors: Sequence[Tensor], axes: int) -> Size:
-    """The size that a call has; raises ValueError unless its tensors agree about it."""
+    """The size of a call; raises ValueError if its tensors are not as captured, or disagree."""
+    for given, tensor in zip(inputs, tensors, strict=True):
+        given.check(tensor)
     size: list[int] = []
     for axis in range(axes):
         found = {
@@ -158,8 +157,8 @@ def dims_of(dim: Any, path: str, axes: int) -> Dims:
     }
     if len(entries) != axes or not all(isinstance(number, int) for number in dims):
         raise ValueError(
-            f"dim is {dim!r} for {path}, but must be an integer, None, or a tuple of {axes}: for "
-            "each number of a size an integer, None, or a tuple of integers"
+            f"dim is {dim!r} for {path}, but must be an integer or None, or a tuple with one for "
+            f"each of the {axes} number(s) of a size, which may itself be a tuple of integers"
         )
     return dims
 
@@ -173,9 +172,8 @@ def pad_of(pad: Any, path: str) -> float:
 
 
 def _said_of(option: Any, path: str, default: Any) -> Any:
-    if not isinstance(option, Mapping):
-        return option
-    return option.get(path, option.get(_parameter(path), default))
+    is_mapping = isinstance(option, Mapping)
+    return option.get(path, option.get(_parameter(path), default)) if is_mapping else option
 
 
 def _parameter(path: str) -> str:
@@ -210,25 +208,19 @@ def describe(result: Any, device: torch.device) -> list[Output]:
 
 
 class Cuts:
-    """Which dimensions of the outputs are as large as the call.
-
-    Found by running the function at sizes that differ along one axis, the first of some that it can
-    run at: an extent that merely happens to equal a size does not change with it.
+    """Which dimensions of the outputs are as large as the call. Found by running the function at
+    sizes that differ along one axis: what merely happens to equal a size does not change with it.
     """
 
     def __init__(
-        self,
-        outputs_at: Callable[[Size], list[Output]],
-        size: Size,
-        neighbours: Sequence[Sequence[Size]],
+        self, outputs_at: Callable[[Size], list[Output]], size: Size, beside: list[list[Size]]
     ) -> None:
         self._size, self._outputs = size, outputs_at(size)
         self.dims: list[dict[int, int]] = [{} for _ in self._outputs]  # of each leaf
-        for axis, candidates in enumerate(neighbours):
+        for axis, candidates in enumerate(beside):
             at, there = size, self._outputs
             for at in candidates:
-                is_last = at == candidates[-1]
-                with contextlib.nullcontext() if is_last else contextlib.suppress(Exception):
+                with contextlib.suppress(*([] if at == candidates[-1] else [Exception])):
                     there = outputs_at(at)
                     break
             for dims, a, b in zip(self.dims, self._outputs, there, strict=False):

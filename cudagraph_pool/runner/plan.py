@@ -44,8 +44,7 @@ class Plan:
         if backward is None:
             return self.launch(tensors)[0]
         parameters = (members[name] for members, name in backward.parameters)
-        outputs: tuple[Tensor, ...] = _Graphed.apply(self, *tensors, *parameters)
-        return outputs
+        return tuple(_Graphed.apply(self, *tensors, *parameters))
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
         """What the function would return."""
@@ -78,8 +77,7 @@ class Plan:
             if order.number != number:
                 raise RuntimeError(
                     f"the backward pass of call {number} of its pool, {self._what}, came after "
-                    f"call {order.number}, {order.what}, which has overwritten what it needs: run "
-                    "it once, and before the next call"
+                    f"call {order.number}, {order.what}: run it once, and before the next call"
                 )
             self._captures.follow(self._written, self.captured.streams)
             order.begin(f"the backward pass of call {number}")
@@ -88,11 +86,10 @@ class Plan:
             self.captured.graphs[1].replay()
             # Copies, since the next replay overwrites these. What only outputs without a gradient
             # lead to gets none either, as in eager.
-            pairs = zip(self._gradients, backward.reached_from, strict=True)
-            left = [None if reached <= undefined else x for x, reached in pairs]
+            gradients = zip(self._gradients, backward.reached_from, strict=True)
+            left = [None if reached <= undefined else x for x, reached in gradients]
             copies = [None if x is None else torch.empty_like(x) for x in left]
-            if any(x is not None for x in left):
-                targets = [x for x in copies if x is not None]
+            if targets := [x for x in copies if x is not None]:
                 torch._foreach_copy_(targets, [x for x in left if x is not None])
         return copies
 
@@ -105,10 +102,8 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         outputs, ctx.number = plan.launch(tensors)
-        backward = plan.captured.backward
-        assert backward is not None
-        others = (x for n, x in enumerate(outputs) if n not in backward.places)
-        ctx.mark_non_differentiable(*others)
+        places = plan.captured.backward.places if plan.captured.backward else []
+        ctx.mark_non_differentiable(*(x for n, x in enumerate(outputs) if n not in places))
         return tuple(outputs)
 
     @staticmethod

@@ -33,18 +33,10 @@ class Setup(NamedTuple):
 
 
 class Backward:
-    """The backward pass of a run, which may be a capture. It holds no weights.
+    """The backward pass of a run, which may be a capture. It holds no weights."""
 
-    Attributes:
-        places: Of the outputs that have gradients; none where these would reach neither an input
-            nor a parameter.
-        parameters: Where the module keeps those that get gradients: a dictionary, and the name.
-        reached_from: For each input and parameter, the places that it gets a gradient from.
-        grad_outputs, gradients: What its graph reads, and leaves for each input and parameter.
-    """
-
-    grad_outputs: Sequence[Tensor] = ()
-    gradients: Sequence[Tensor | None] = ()
+    grad_outputs: Sequence[Tensor] = ()  # what its graph reads
+    gradients: Sequence[Tensor | None] = ()  # what it leaves for inputs and parameters
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], setup: Setup) -> None:
         trained = [n for n, x in enumerate(outputs) if x.requires_grad and torch.is_grad_enabled()]
@@ -53,8 +45,11 @@ class Backward:
         weights = setup.signature.weights()
         kept = {id(x): (members, name) for members, name, x in weights if id(x) in found}
         keys = [*map(id, inputs), *kept]
+        # Where the module keeps parameters that get gradients.
         self.parameters = [*kept.values()]
+        # For each input and parameter the outputs that it gets a gradient from, by number.
         self.reached_from = [{n for n in reached if key in reached[n]} for key in keys]
+        # The outputs that have gradients, unless these would reach nothing.
         self.places = [*reached] if any(self.reached_from) else []
         self._others = [x for key, x in found.items() if key not in keys]
 
@@ -126,14 +121,8 @@ class Program:
                 dims = padding.dims_of(setup.dim, path, setup.buckets.axes)
                 pad = padding.pad_of(setup.pad, path)
                 self.inputs.append(Input(path, leaf, dims, pad, setup.buckets.listed))
-        self.grad_inputs: dict[int, Input] = {}  # gradients of outputs, by place; padded by zero
+        self.grad_inputs: dict[int, Input] = {}  # gradients of outputs, padded by zero
         self._eager: dict[Size, Span] = {}
-
-    def size_of(self, call: Call) -> Size:
-        """The size of a call; raises ValueError for one that this cannot run."""
-        for given, tensor in zip(self.inputs, call.tensors, strict=True):
-            given.check(tensor)
-        return padding.size_of(self.inputs, call.tensors, self.setup.buckets.axes)
 
     def is_current(self, bucket: Size) -> bool:
         """Whether it was captured with the weights that there are."""
@@ -170,8 +159,8 @@ class Program:
             self._run(call, size, bucket)
 
     def capture(self, call: Call, bucket: Size) -> Captured:
-        """Captures a bucket, its backward pass included. The memory of what it returns goes back
-        to the pool when all of it is captured. pre: it was warmed up.
+        """Captures a bucket, and its backward pass. Then the memory of what it returned goes back
+        to the pool. pre: it was warmed up.
         """
         assert self.cuts is not None
         began = time.perf_counter()
@@ -183,9 +172,7 @@ class Program:
         results: list[Any] = []
 
         def own(x: Tensor) -> Tensor:
-            """What lies in an input is copied: the next call writes there before it reads what it
-            was passed, which may be this.
-            """
+            """Not what lies in an input: a call that is passed it would overwrite it first."""
             return x.clone() if _address_of(x) in addresses else x
 
         def run() -> None:
@@ -198,7 +185,11 @@ class Program:
         outputs = [x for x in leaves if isinstance(x, Tensor)]
         backward = Backward(outputs, statics, self.setup)
         backward.refuse_others(statics, self.setup)
-        grads = [self._gradient_at(n, outputs[n], bucket) for n in backward.places]
+        for n in backward.places:
+            if n not in self.grad_inputs:
+                dims, sizes = self.cuts.tensor_dims[n], self.setup.buckets.listed
+                self.grad_inputs[n] = Input("a gradient", outputs[n].detach(), dims, 0, sizes)
+        grads = [self.grad_inputs[n].at(bucket) for n in backward.places]
         if grads:
             graphs.append(captures.capture(lambda: backward.run(outputs, statics, grads)))
         owner = captures, statics, grads, graphs  # lives as long as one of the outputs
@@ -219,10 +210,8 @@ class Program:
         )
 
     def _run(self, call: Call, size: Size, at: Size) -> Any:
-        """Runs the function, its backward pass included, and returns what it returned.
-
-        The inputs hold as much of a call as they can; but where that is not all, none of its
-        integers: an index may be of something that they do not hold.
+        """Runs the function and its backward pass on what its inputs can hold of a call. If that is
+        not all, they hold none of its integers: these may be indices of the rest.
         """
         captures, signature = self.setup.captures, self.setup.signature
         statics = [given.at(at) for given in self.inputs]
@@ -242,14 +231,6 @@ class Program:
         backward.run(outputs, statics, [torch.zeros_like(outputs[n]) for n in backward.places])
         self._eager[at] = began, captures.mark()
         return result
-
-    def _gradient_at(self, place: int, output: Tensor, bucket: Size) -> Tensor:
-        """Where the backward pass of a bucket reads the gradient of a leaf."""
-        assert self.cuts is not None
-        if place not in self.grad_inputs:
-            dims, sizes = self.cuts.tensor_dims[place], self.setup.buckets.listed
-            self.grad_inputs[place] = Input("a gradient", output.detach(), dims, 0, sizes)
-        return self.grad_inputs[place].at(bucket)
 
 
 def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
@@ -271,5 +252,4 @@ def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
 
 def _address_of(tensor: Tensor) -> int:
     """The address of the memory that a tensor lies in."""
-    address: int = tensor.untyped_storage().data_ptr()
-    return address
+    return int(tensor.untyped_storage().data_ptr())

@@ -18,6 +18,7 @@ from ..sizes import Buckets, Size, cost, shown
 from ..switch import _require_booleans, _require_enabled
 from .arguments import Call, Signature
 from .captures import Captures, Report, undisturbed
+from .padding import size_of
 from .plan import Plan
 from .program import Program, Setup
 
@@ -52,8 +53,8 @@ class GraphRunner:
     the module. It runs once, before the next call; until then outputs and saved tensors must stay
     as they are. An output that the loss does not use gets a gradient of zero.
 
-    There is a graph for each kind of call: by constants among the arguments, autocast, training
-    modes and what requires gradients. Captures of a process take turns.
+    Constants among the arguments, autocast, training modes, and what requires gradients make
+    graphs of their own. Captures of a process take turns.
 
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function.
@@ -72,10 +73,8 @@ class GraphRunner:
             made; graphs of a new one share executables beyond 256 MiB. Default: ``"auto"``.
         own_workspace (bool): As for :class:`cudagraph_pool.graph`, for runners of different pools
             on several streams at once. Default: ``False``.
-        order (str): In which order sizes are captured: ``"largest_first"``, ``"smallest_first"`` or
-            ``"given"``. Default: ``"largest_first"``.
-        overflow (str): What a call larger than all sizes does: ``"error"``, or ``"eager"`` to call
-            the function itself. Default: ``"error"``.
+        order (str): Of captures: ``"largest_first"`` (default), ``"smallest_first"``, ``"given"``.
+        overflow (str): For a call larger than all sizes: ``"error"`` (default), or ``"eager"``.
         clone_outputs (bool): Return copies, which stay as they are. Default: ``False``.
         lazy (bool): Capture a size when it is first used, as ``"auto"`` does. Default: ``False``.
         max_graphs (int, optional): The most sizes that are captured at a time, for ``lazy`` and
@@ -128,8 +127,7 @@ class GraphRunner:
                 raise ValueError(f"{name} is {number}, but must be {least} or more")
         if max_graphs is not None and not self._lazy:
             raise ValueError(f"max_graphs is {max_graphs}: it needs lazy=True or sizes='auto'")
-        self._overflow = overflow
-        self._listed = buckets.listed
+        self._overflow, self._listed = overflow, buckets.listed
         if order != "given":
             self._listed = sorted(self._listed, key=cost, reverse=order == "largest_first")
         self._max_graphs, self._progress = max_graphs, progress
@@ -149,8 +147,7 @@ class GraphRunner:
 
         Raises:
             ValueError: A tensor is not as captured, or the call is larger than all sizes.
-            TypeError: An argument holds neither a plain strided tensor nor a constant: a number, a
-                string, a dtype, a device, a member of an enum, a class or a function.
+            TypeError: An argument holds neither plain strided tensors nor hashable constants.
         """
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
@@ -180,7 +177,7 @@ class GraphRunner:
             self._setup = self._setup._replace(signature=signature)
 
     def report(self) -> Report:
-        r"""Return what each size cost and gains: a list of ``SizeReport``; printed, it is a table."""
+        r"""Return what each size cost and gains: a list, which printed is a table."""
         with self._alone():
             self._setup.captures.synchronize()
             programs = self._programs.values()
@@ -207,9 +204,7 @@ class GraphRunner:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No capture runs, and no call of this runner. The order of the locks matters: what is
-        captured may call another runner.
-        """
+        """No capture runs, nor a call of this runner. What is captured may call another runner."""
         with self._setup.captures.lock, self._lock:
             yield
 
@@ -234,7 +229,7 @@ class GraphRunner:
         if call.key in self._plans:
             return call
         program = self._programs.get(call.variant) or Program(self._setup, call)
-        size = program.size_of(call)
+        size = size_of(program.inputs, call.tensors, self._setup.buckets.axes)
         bucket = self._setup.buckets.fit(size)
         if bucket is None and self._overflow == "error":
             raise ValueError(
@@ -257,13 +252,10 @@ class GraphRunner:
         signature, captures = self._setup.signature, self._setup.captures
         made, at = {}, sizes[0]
         shows = self._progress and len(sizes) > 1 and sys.stderr is not None
+        bar = tqdm(sizes, unit="graph", disable=not shows)
         self._capturing = True
         try:
-            with (
-                undisturbed(),
-                captures.on_capture_stream(),
-                tqdm(sizes, unit="graph", disable=not shows) as bar,
-            ):
+            with bar, undisturbed(), captures.on_capture_stream():
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
                     program.warm_up(call, size, at)
