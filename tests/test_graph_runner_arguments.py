@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import double, rows, runner, tree_equal
+from cpu_captures import SIZES, double, rows, runner, tree_equal
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -69,9 +69,18 @@ def test_tensors_that_are_not_plain_are_named() -> None:
     assert tree_equal(run(x := nn.Parameter(rows(2)), x), x * 2)
 
 
-def test_the_order_of_keywords_that_a_function_sees() -> None:
+def test_the_order_of_keywords() -> None:
+    """Which only some functions see."""
+    a, b = rows(3), rows(3)
+
+    def work(*, a: Tensor, b: Tensor) -> Tensor:
+        return a - b
+
+    run = runner(work)
+    assert tree_equal(run(a=a, b=b), a - b)
+    assert tree_equal(run(b=b, a=a), a - b)
+    assert len(run.report()) == len(SIZES)
     run = runner(lambda **tensors: torch.cat(list(tensors.values()), 1))
-    a, b = rows(3, 1), rows(3, 1)
     assert tree_equal(run(b=b, a=a), torch.cat([b, a], 1))
     assert tree_equal(run(a=a, b=b), torch.cat([a, b], 1))
 
@@ -88,7 +97,7 @@ def test_padding_that_an_argument_cannot_hold() -> None:
         (2, torch.bool),
         (math.inf, torch.int8),
     ):
-        with pytest.raises(ValueError, match=f"pad is {pad} for y, which torch.* cannot hold"):
+        with pytest.raises(ValueError, match=f"pad is {pad} for y, which torch.* would hold as "):
             runner(lambda x, y: x, pad=pad)(rows(3), torch.ones(3, dtype=dtype))
     runner(lambda x, y: x * y, pad=0.5, dim={"x": 0})(rows(3), torch.tensor(2))  # has no padding
 

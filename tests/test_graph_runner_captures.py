@@ -81,7 +81,7 @@ def test_results_that_cannot_be_cut(sizes: Any) -> None:
         (lambda x: x[:, :3] if len(x) == 4 else x, r"output is \(8, 6\) at size 8 and \(4, 3\)"),
         (
             lambda x: nn.functional.pad(x, (0, 0, 0, -len(x) % 4)),
-            "Return it with the dynamic dimension",
+            "Return the dynamic dimension apart",
         ),
         (lambda x: object(), "output holds a object; a GraphRunner takes and returns"),
     ):
