@@ -15,24 +15,8 @@ import cudagraph_pool as cgp
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import (
-    SIZES,
-    Made,
-    Quantized,
-    double,
-    model,
-    rows,
-    runner,
-    tree_equal,
-    weight,
-)
+from cpu_captures import SIZES, Made, Quantized, double, model, rows, runner, tree_equal, weight
 from torch import Tensor, nn
-
-
-def gradients(run: Any, net: nn.Module, x: Tensor) -> list[Tensor]:
-    x.grad = None
-    run(x).square().sum().backward()
-    return [x.grad.clone(), *(p.grad.clone() for p in net.parameters())]
 
 
 def test_gradients_stay_when_others_come() -> None:
@@ -83,9 +67,7 @@ def test_a_backward_pass_that_comes_too_late() -> None:
         first.sum().backward()
     loss = second.sum()
     loss.backward(retain_graph=True)
-    with pytest.raises(
-        RuntimeError, match="came after call 4, the backward pass of call 3: run it"
-    ):
+    with pytest.raises(RuntimeError, match="came after call 4, the backward pass of call 3"):
         loss.backward()
 
 
