@@ -128,10 +128,9 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [rule for rule in RULES if not options.only or any(o in rule for o in options.only)]
     taken = [rules for count in range(3) for rules in combinations(chosen, count)]
-    folder = str(ROOT / "build/ablation")
-    subprocess.run(["cmake", "-S", ROOT, "-B", folder], stdout=sys.stderr, check=True)
-    make = ["cmake", "--build", folder, f"-j{options.jobs}", "-t", "cgp_ablation"]
-    subprocess.run(make, stdout=sys.stderr, check=True)
+    subprocess.run(["cmake", "-B", "build/ablation"], cwd=ROOT, stdout=sys.stderr, check=True)
+    make = ["cmake", "--build", "build/ablation", f"-j{options.jobs}", "-t", "cgp_ablation"]
+    subprocess.run(make, cwd=ROOT, stdout=sys.stderr, check=True)
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
         write_traces(texts := Path(directory), texts / "json")
         found = dict(zip(taken, pool.map(lambda r: measure(texts, r), taken), strict=True))
