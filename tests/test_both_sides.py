@@ -40,10 +40,6 @@ PLUGIN = """
 import os
 os.environ["SIDE"] = "ours"
 """
-SUDDEN_END = """
-import os
-os._exit(3)
-"""
 
 
 @pytest.fixture
@@ -74,11 +70,3 @@ def test_what_ends_differently_is_named(
         "test_suite::test_ours_only: failed on native, passed on ours",
         "test_suite::test_torn_down: passed on native, failed on ours",
     ]
-
-
-def test_a_sudden_end_is_no_result(
-    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "test_suite.py").write_text(SUDDEN_END)
-    assert script.main(["-q", "test_suite.py"]) == 2
-    assert "no report on native: exit code 3" in capfd.readouterr().out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,18 +23,6 @@ def pools() -> Iterator[PoolSet]:
     pools.begin_scope(POOL, ScopeKind.CAPTURE)
     yield pools
     pools.check()
-
-
-def test_block_and_its_pieces(pools: PoolSet) -> None:
-    block = pools.allocate(POOL, 1000, 7)
-    assert (block.bytes, block.requested_bytes, block.stream) == (1024, 1000, 7)
-    assert block.address % 512 == 0
-    assert pools.pieces(block.address) == [(0, 0, 1024)]
-    found = pools.find(block.address + 1023)
-    assert found is not None
-    assert found.address == block.address
-    pools.free(block.address)
-    assert pools.find(block.address) is None
 
 
 def test_stats_and_snapshot(pools: PoolSet) -> None:
@@ -80,14 +67,6 @@ def test_life_of_a_pool(pools: PoolSet) -> None:
     assert not pools.contains(POOL)
     assert pools.contains(OTHER)
     assert pools.use_count(POOL) == 0
-
-
-def test_scopes_of_both_kinds(pools: PoolSet) -> None:
-    pools.begin_scope(OTHER, ScopeKind.EAGER)
-    block = pools.allocate(OTHER, 100, 3)
-    pools.record_use(block.address, 4)
-    pools.free(block.address)
-    pools.end_scope(OTHER)
 
 
 def test_usage_errors_name_what_is_wrong(pools: PoolSet) -> None:
@@ -150,13 +129,6 @@ def test_options_of_the_driver() -> None:
         NumberDriver(granularity=1000)
     with pytest.raises(_core.UsageError, match="3000"):
         PoolSet(driver, page_bytes=3000).begin_scope(POOL, ScopeKind.CAPTURE)
-
-
-def test_set_keeps_its_driver_alive() -> None:
-    pools = PoolSet(NumberDriver())
-    gc.collect()
-    pools.begin_scope(POOL, ScopeKind.CAPTURE)
-    assert pools.allocate(POOL, 100, 0).bytes == 512
 
 
 @pytest.mark.parametrize("size", [-1, 1 << 64, 1.5, "1", None])

@@ -133,14 +133,6 @@ def test_kept_outputs_add_up_by_size() -> None:
     assert _forecast.pool_bytes(stats, earlier, [*sizes, (2,)]) == 10 * PAGE, "not this graph's"
 
 
-def test_order_and_shape_of_sizes() -> None:
-    stats = {**STATS, "allocated_bytes": 4 * PAGE}
-    grid = [(2, 2), (1, 2), (2, 2), (4, 4)]
-    # In that order after the largest: 4 + 10/4, 5 + 10/8, 5.5 + 10/4
-    assert _forecast.pool_bytes(stats, CAPTURE, grid) == 10 * PAGE
-    assert _forecast.pool_bytes(stats, CAPTURE, [(4, 4), (4, 4)]) == 14 * PAGE
-
-
 class Pool(cgp.GraphPool):
     """As far as it is asked."""
 

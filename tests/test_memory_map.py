@@ -16,10 +16,6 @@ from cudagraph_pool.tools.trace import read_trace
 PAGE = 2 << 20
 
 
-def test_pieces_that_follow_one_another_are_one() -> None:
-    assert joined([(0, 4), (4, 2), (10, 1), (6, 4)]) == [(0, 6), (10, 11), (6, 10)]
-
-
 def test_map_of_a_replay(write_trace: WriteTrace) -> None:
     """The small trace has eight operations: 0 and 1 (freed at once), 0 freed, 2, 3 ..."""
     drawn = of_trace(read_trace(write_trace()), maps=True).map
@@ -69,16 +65,6 @@ def as_adapter(snapshot: _core.PoolSnapshot) -> dict[str, Any]:
         },
         "ranges": [{"address": r.address, "pages": r.pages} for r in snapshot.ranges],
     }
-
-
-def test_a_history_that_begins_late() -> None:
-    pools = _core.PoolSet(_core.NumberDriver())
-    pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
-    blocks = [pools.allocate(POOL, 1000, 1) for _ in range(3)]
-    operations = [Operation(blocks[0].address, 0), Operation(blocks[2].address, 1000)]
-    drawn = map_of_history(operations, as_adapter(pools.snapshot(POOL)))
-    assert len(drawn.placed) == 1
-    assert drawn.first_allocation == 2
 
 
 @pytest.mark.parametrize(

@@ -47,18 +47,6 @@ def test_forward_passes(tmp_path: Path) -> None:
     assert minimum_bytes(trace.graphs) == 10 * MIB
 
 
-def test_results_that_are_kept_and_sizes_of_ones_own(tmp_path: Path) -> None:
-    assert (
-        model_traces.main(
-            ["--models", "tiny", "--kept", "--sizes", "512", "--output", str(tmp_path)]
-        )
-        == 0
-    )
-    (graph,) = read_trace(tmp_path / "tiny_kept.json.gz").graphs
-    assert graph.key == 512
-    assert graph.events[-1] == Event(0, 0, 0), "the first product alone is freed"
-
-
 def test_a_training_step_keeps_what_its_backward_pass_needs(tmp_path: Path) -> None:
     assert model_traces.main(["--train", "--output", str(tmp_path)]) == 0
     small, large = read_trace(tmp_path / "tiny_train.json.gz").graphs
@@ -67,9 +55,3 @@ def test_a_training_step_keeps_what_its_backward_pass_needs(tmp_path: Path) -> N
     assert products
     assert all(event.block not in products for event in large.events[:loss] if not event.bytes)
     assert len(small.events) == len(large.events)
-
-
-def test_unknown_models(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        model_traces.main(["--models", "huge", "--output", str(tmp_path)])
-    assert "invalid choice: 'huge'" in capsys.readouterr().err

@@ -80,14 +80,6 @@ def test_one_cache_for_each_device(captured: type[Any], monkeypatch: pytest.Monk
     assert made == _shared_capture._caches
 
 
-def test_a_template_that_somebody_keeps_is_left_to_him(captured: type[Any]) -> None:
-    _shared_capture.set_shares(True)
-    graph = captured()
-    captured.adapter.keeps[id(graph)] = True
-    assert capture(graph).log == [BEGIN, "end"]
-    assert captured.adapter.keeps[id(graph)]
-
-
 @pytest.mark.parametrize("refuses", ["begin", "end"])
 def test_a_capture_that_fails_leaves_the_graph_as_it_was(captured: type[Any], refuses: str) -> None:
     _shared_capture.set_shares(True)

@@ -92,13 +92,6 @@ def shared(graph: Graph, cache: Any = "cache") -> Any:
     return graph
 
 
-def test_a_replay_borrows_an_executable(adapter: Adapter) -> None:
-    graph = shared(Graph())
-    assert adapter.keeps[id(graph)]
-    graph.replay()
-    assert graph.log == ["share on 3", "lend", "replay", "back"]
-
-
 def test_what_else_needs_an_executable(adapter: Adapter) -> None:
     graph = shared(Graph())
     graph.log.clear()
@@ -163,13 +156,6 @@ def test_a_reset_makes_it_what_it_was(adapter: Adapter) -> None:
     assert graph.log[-1] == "replay"
     shared(graph).replay()
     assert graph.log[-3:] == ["lend", "replay", "back"]
-
-
-def test_what_was_kept_before_is_kept_after(adapter: Adapter) -> None:
-    graph = Graph()
-    adapter.keeps[id(graph)] = True
-    shared(graph).reset()
-    assert adapter.keeps[id(graph)]
 
 
 def test_a_deleted_graph_is_removed(adapter: Adapter) -> None:

@@ -27,20 +27,6 @@ def test_lists() -> None:
     assert sizes.vllm(256)[-2:] == [248, 256]
 
 
-@pytest.mark.parametrize("largest", [1, 2, 3, 7, 8, 9, 100, 255, 256, 257, 1000])
-def test_every_list_ends_with_the_largest(largest: int) -> None:
-    lists = [
-        sizes.exact(largest),
-        sizes.powers_of_two(largest),
-        sizes.multiples(8, largest),
-        sizes.padded(0.25, largest),
-        sizes.vllm(largest),
-    ]
-    for made in lists:
-        assert made[-1] == largest
-        assert made == sorted(set(made))
-
-
 @pytest.mark.parametrize("padding", [0.0, 0.05, 0.25, 1.0, 3.5])
 def test_padding_is_kept_with_few_sizes(padding: float) -> None:
     made = sizes.padded(padding, 1000)

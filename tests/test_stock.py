@@ -51,33 +51,6 @@ def test_as_measured(name: str, order: Order) -> None:
             assert row["reserved_bytes"] == worked_out[row["allocator"]], row["allocator"]
 
 
-def test_segments() -> None:
-    assert reserved(512, MIB, MIB - 512) == 2, "small blocks share segments of a page"
-    assert reserved(512, MIB, MIB) == 2 + 2
-    assert reserved(MIB + 1, 9 * MIB) == 20
-    assert reserved(11 * MIB + 1) == 12
-    assert reserved(12 * MIB, -12 * MIB, 11 * MIB, MIB + 1) == 12 + 20, "a rest of 1 MiB is lost"
-    assert reserved(14 * MIB, -14 * MIB, 11 * MIB, 3 * MIB) == 14
-    assert reserved(30 * MIB, -30 * MIB, 10 * MIB, 20 * MIB, -10 * MIB, -20 * MIB, 30 * MIB) == 30
-    assert reserved(30 * MIB, 20 * MIB, -30 * MIB, -20 * MIB, 19 * MIB, 28 * MIB) == 50, "best fit"
-
-
-def test_expandable_segments_grow() -> None:
-    assert reserved(11 * MIB, -11 * MIB, 31 * MIB, expandable=True) == 40
-    assert reserved(512, 30 * MIB, expandable=True) == 2 + 40
-    # What can grow is taken last, though it would fit best.
-    blocks = (5 * MIB, MIB + 512, 12 * MIB, -5 * MIB, 3 * MIB // 2)
-    assert reserved(*blocks, 21 * MIB, expandable=True) == 40
-
-
-def test_a_primed_pool() -> None:
-    """Each graph needs a block that is longer than the last one's."""
-    sizes = [size * MIB for size in (20, 24, 28, 32)]
-    graphs = [Graph(n, [Event(n, size, 7), Event(n, 0, 0)]) for n, size in enumerate(sizes)]
-    assert reserved_bytes(graphs) == sum(sizes)
-    assert primed_bytes(graphs) == reserved_bytes(graphs, primed=32 * MIB) == 32 * MIB
-
-
 def test_of_several_streams_nothing_is_said() -> None:
     trace = Trace("", "two", 0, [Graph(1, [Event(1, MIB, 1), Event(2, MIB, 2)])])
     cost = of_trace(trace)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import validate_placements
-from validate_placements import Intervals, PlacementError, validate
+from validate_placements import PlacementError, validate
 
 PAGE = 2 << 20
 BASE = 1 << 40
@@ -143,17 +143,6 @@ def test_damage_is_seen(name: str) -> None:
 def test_lines_that_are_no_records(line: str) -> None:
     with pytest.raises(PlacementError, match="line 2: "):
         validate([json.dumps(valid()[0]), line])
-
-
-def test_intervals_against_a_naive_list() -> None:
-    """Every pair of intervals in [0, 6): add() refuses exactly what overlaps."""
-    spans = [(start, end) for start in range(6) for end in range(start + 1, 7)]
-    for first in spans:
-        for second in spans:
-            intervals = Intervals()
-            assert intervals.add(*first, owner=1) is None
-            overlap = max(first[0], second[0]) < min(first[1], second[1])
-            assert intervals.add(*second, owner=2) == (1 if overlap else None)
 
 
 def test_script(tmp_path: Path) -> None:

@@ -80,13 +80,6 @@ def test_where_the_pool_could_not_be_enabled_nothing_changes(
     assert caplog.messages == []
 
 
-def test_served_once(module: Any) -> None:
-    vllm.serve_all_reduce(LOGGER)
-    served = module.CustomAllreduce.all_reduce
-    vllm.serve_all_reduce(LOGGER)
-    assert module.CustomAllreduce.all_reduce is served is not CustomAllreduce.all_reduce
-
-
 @pytest.mark.parametrize(
     "all_reduce", [lambda self, inp: inp, lambda self, inp, registered=False: inp]
 )

@@ -103,19 +103,6 @@ def test_replays_make_the_executables_that_are_shared(
     assert engine.estimate() == MEASURED + int(most * 1.25) + 2 * MIB
 
 
-@pytest.mark.parametrize("shares", [False, True])
-def test_without_full_graphs_all_was_measured_but_what_replays_make(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, shares: bool
-) -> None:
-    for name, value in {"NODES": [7] * 800, "SAMPLES": [], "TOTAL": 0}.items():
-        monkeypatch.setattr(sys.modules[__name__], name, value)
-    if shares:
-        share(monkeypatch)
-    vllm_estimate.serve_estimate(LOGGER)
-    later = int(800 * exec_bytes(7) * 1.25) + 2 * MIB if shares else 0
-    assert engine.estimate() == MEASURED + later
-
-
 @pytest.mark.parametrize("nodes", [[], [200, 200]])
 def test_where_the_pool_is_off_or_nothing_was_counted_nothing_changes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, nodes: list[int]
@@ -136,13 +123,6 @@ def test_a_profile_that_fails_leaves_nothing(engine: Engine) -> None:
         engine.estimate()
     assert engine.hooks == []
     assert engine.utils._extrapolate_full_graph_memory is fails
-
-
-def test_served_once(engine: Engine) -> None:
-    vllm_estimate.serve_estimate(LOGGER)
-    served = engine.runner.GPUModelRunner.profile_cudagraph_memory
-    vllm_estimate.serve_estimate(LOGGER)
-    assert engine.runner.GPUModelRunner.profile_cudagraph_memory is served
 
 
 @pytest.mark.parametrize("lacks", ["extrapolation", "method", "hook", "module"])

@@ -127,23 +127,11 @@ def test_an_argument_of_a_kernel(cuda: FakeCuda, address: int, of_library: bool)
     assert cuda.mode == 0
 
 
-def test_arguments_in_one_buffer(cuda: FakeCuda) -> None:
-    cuda.add_kernel_of_cublas(words(5, 0x20080))
-    assert _workspaces.used_by(1) == {0x20000: 0x40}
-
-
 def test_a_memset_and_a_kernel_of_a_capture(cuda: FakeCuda) -> None:
     cuda.add_memset(0x10010)
     cuda.add_kernel_of_cublas(words(0x20000))
     assert _workspaces.used_by_capture(0x50) == {0x10000: 0x30, 0x20000: 0x40}
     assert _workspaces.used_by_capture(0) == {}, "its capture has failed"
-
-
-def test_a_driver_that_knows_no_sizes(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(FakeCuda, "cuFuncGetParamInfo")
-    cuda.add_kernel(words(0x10000))
-    cuda.add_kernel_of_cublas(words(0x20000))
-    assert _workspaces.used_by(1) == {0x20000: 0x40}
 
 
 def test_a_stream_is_one_pools_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,297 +1,376 @@
-// What one capture of several streams may take: whatever its graph proves, and nothing else.
-// pool_proofs_captures_test.cc has captures beside and after each other.
+// What captures of several streams may take of each other, of earlier ones and of what was not
+// captured. What one capture proves for itself cgp_fuzz --captures judges.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <initializer_list>
 #include <map>
-#include <random>
+#include <ostream>
+#include <sstream>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "core/pool.h"
-#include "core/pool_proofs_test_pool.h"
+#include "core/pool_test_pool.h"
+#include "testing/host_driver.h"
 
 namespace cgp {
 namespace {
+
+class PoolProofsTest : public PoolTest {
+ protected:
+  // Begins a scope of the pool and, as PyTorch does, then a capture.
+  CaptureId Begin(std::initializer_list<StreamId> streams) {
+    pool_.BeginScope(ScopeKind::kCapture);
+    return BeginCapture(streams);
+  }
+  // On the first stream, which the others join before anything is captured.
+  CaptureId BeginCapture(std::initializer_list<StreamId> streams) {
+    const CaptureId capture = graphs_.Begin(*streams.begin());
+    for (const StreamId stream : streams) Join(stream, *streams.begin());
+    return capture;
+  }
+  // Ends the capture and then the scope.
+  void End(CaptureId capture) {
+    graphs_.End(capture);
+    EndScope();
+  }
+  void EndScope() {
+    pool_.EndScope();
+    pool_.Check();
+  }
+
+  Block Allocate(uint64_t bytes, StreamId stream) {
+    const Block block = PoolTest::Allocate(bytes, stream);
+    pool_.Check();
+    return block;
+  }
+  void Free(const Block& block) {
+    pool_.Free(block.address);
+    pool_.Check();
+  }
+  void Use(const Block& block, StreamId stream) {
+    pool_.RecordUse(block.address, stream);
+    pool_.Check();
+  }
+  // Whether a block gets memory that the pool has already. It lives on.
+  bool Reuses(uint64_t bytes, StreamId stream) {
+    const uint64_t pages = pool_.Stats().pages;
+    Allocate(bytes, stream);
+    return pool_.Stats().pages == pages;
+  }
+
+  GraphNode Launch(StreamId stream) { return graphs_.Launch(stream); }
+  // The stream waits for all that the other one has captured.
+  void Join(StreamId stream, StreamId other) { Wait(stream, Record(other)); }
+  Frontier Record(StreamId stream) const { return graphs_.Record(stream); }
+  void Wait(StreamId stream, const Frontier& event) { graphs_.Wait(stream, event); }
+
+  // What streams do in captures, as a text. Streams are A to D, sizes a page or so many pages
+  // ("2p") or granules ("9g"), and what stands in brackets is a remark. Each statement ends with a
+  // semicolon:
+  //   capture A B    a scope begins, then a capture of A, which B joins
+  //   body C         another capture in the same scope; "body ends" ends it
+  //   end            the last capture ends, then the scope
+  //   eager          a scope of eager work; "scope begins" and "scope ends" say a scope's alone, and
+  //                  "capture ends" a capture's end
+  //   a b = A 2p     A gets a block a and a block b
+  //   free a b       in this order
+  //   B uses a       by record_stream()
+  //   A launches     "early": programmatically
+  //   e marks A      an event; "B waits e" or, for what A has captured by now, "B waits A"
+  //   A works        what is not captured; "done" when it is over
+  //   A reuses 2p    gets memory that the pool has already, and keeps it; else "A grows 2p"
+  //   invalidate     the last capture
+  //   pages 3        that the pool has by now
+  void Play(const std::string& script) {
+    std::istringstream statements(script);
+    for (std::string statement; std::getline(statements, statement, ';');) {
+      SCOPED_TRACE(statement);
+      std::istringstream text(statement.substr(0, statement.find('(')));
+      std::vector<std::string> words;
+      for (std::string word; text >> word;) words.push_back(word);
+      if (!words.empty()) Do(words);
+    }
+  }
+
+  HostGraphs& graphs_ = host_.graphs();
+
+ private:
+  using Words = std::vector<std::string>;
+
+  static StreamId StreamOf(const std::string& word) {
+    return StreamId{static_cast<uint64_t>(word.at(0) - 'A' + 1)};
+  }
+  static uint64_t SizeOf(const Words& words, std::size_t at) {
+    if (at >= words.size()) return kPage;
+    return std::stoul(words[at]) * (words[at].back() == 'p' ? kPage : kGranule);
+  }
+  CaptureId CaptureOn(const Words& words) {
+    const CaptureId capture = graphs_.Begin(StreamOf(words.at(1)));
+    for (std::size_t i = 2; i < words.size(); ++i) Join(StreamOf(words[i]), StreamOf(words[1]));
+    return capture;
+  }
+  void EndLastCapture() {
+    graphs_.End(captures_.back());
+    captures_.pop_back();
+  }
+
+  void Do(const Words& words) {
+    const std::string& first = words.front();
+    const std::string verb = words.size() > 1 ? words[1] : "";
+    const auto sign = std::ranges::find(words, "=");
+    if (first == "capture" && verb != "ends") {
+      pool_.BeginScope(ScopeKind::kCapture);
+      captures_.push_back(CaptureOn(words));
+    } else if (first == "body" && verb != "ends") {
+      captures_.push_back(CaptureOn(words));
+    } else if (first == "body" || first == "capture") {
+      EndLastCapture();
+    } else if (first == "end") {
+      EndLastCapture();
+      EndScope();
+    } else if (first == "eager") {
+      pool_.BeginScope(ScopeKind::kEager);
+    } else if (first == "scope" && verb == "begins") {
+      pool_.BeginScope(ScopeKind::kCapture);
+    } else if (first == "scope") {
+      EndScope();
+    } else if (first == "invalidate") {
+      graphs_.Invalidate(captures_.back());
+    } else if (first == "done") {
+      watch_.FinishAll();
+    } else if (first == "pages") {
+      EXPECT_EQ(pool_.Stats().pages, std::stoul(verb));
+    } else if (first == "free") {
+      for (std::size_t i = 1; i < words.size(); ++i) Free(blocks_.at(words[i]));
+    } else if (sign != words.end()) {
+      const auto names = static_cast<std::size_t>(sign - words.begin());
+      for (std::size_t i = 0; i < names; ++i) {
+        blocks_[words[i]] = Allocate(SizeOf(words, names + 2), StreamOf(words.at(names + 1)));
+      }
+    } else if (verb == "uses") {
+      Use(blocks_.at(words.at(2)), StreamOf(first));
+    } else if (verb == "launches") {
+      graphs_.Launch(StreamOf(first), words.size() > 2 ? HostGraphs::LaunchKind::kProgrammatic
+                                                       : HostGraphs::LaunchKind::kPlain);
+    } else if (verb == "marks") {
+      events_[first] = Record(StreamOf(words.at(2)));
+    } else if (verb == "waits") {
+      const auto event = events_.find(words.at(2));
+      Wait(StreamOf(first), event == events_.end() ? Record(StreamOf(words[2])) : event->second);
+    } else if (verb == "works") {
+      watch_.Submit(StreamOf(first));
+    } else if (verb == "reuses" || verb == "grows") {
+      EXPECT_EQ(Reuses(SizeOf(words, 2), StreamOf(first)), verb == "reuses");
+    } else {
+      ADD_FAILURE() << "no such statement";
+    }
+  }
+
+  std::vector<CaptureId> captures_;  // under way
+  std::map<std::string, Block> blocks_;
+  std::map<std::string, Frontier> events_;
+};
+
+// A test of a table.
+struct PoolScript {
+  std::string name;
+  std::string script;
+  friend void PrintTo(const PoolScript& one, std::ostream* out) { *out << one.name; }
+};
+
+class PoolScripts : public PoolProofsTest, public ::testing::WithParamInterface<PoolScript> {
+ public:
+  static std::string NameOf(const ::testing::TestParamInfo<PoolScript>& one) {
+    return one.param.name;
+  }
+};
 
 TEST_P(PoolScripts, GivesWhatIsProvenAndNothingElse) { Play(GetParam().script); }
 
 std::vector<PoolScript> Scripts() {
   return {
-      // --- What one stream alone has worked on ---
-      {"AStreamThatWaitsForTheFreeTakesTheBytes",
-       "capture A B; a = A; A launches; free a; B grows; B waits A; B reuses"},
-      {"BehindAnyNumberOfOtherStreamsToo",
-       "capture A B C; b = B 1g (there are several from here on); a = A; A launches; free a;"
-       "C waits A; C launches; B waits C; B launches; B reuses"},
-      // And the node's second predecessor.
-      {"BehindTheSecondOfTwoThatANodeWaitsFor",
-       "capture A B; x = A; b = B; B launches; A launches; free b; A waits B; A launches; A "
-       "launches;"
-       "A reuses"},
-      {"TheOwnStreamTakesItsBytesAtOnce",
-       "capture A B; a = A; A launches; free a; B grows; A reuses (freed while A was alone);"
-       "c = A; A launches; free c; A reuses (and since it is not)"},
-      // Later work of the stream has nothing to do with the bytes.
-      {"WhatIsFreedIsBehindWhatItsStreamHadCapturedThen",
-       "capture A B; a = A; b = B; A launches; e marks A; free a; A launches; B waits e; B reuses"},
-      {"AnEventRecordedBeforeTheLastWorkProvesNothing",
-       "capture A B; a = A; b = B; A launches; stale marks A; A launches; free a; B waits stale;"
-       "B launches; B grows; B waits A; B reuses"},
-      {"WhatIsFreedBeforeAnythingIsCapturedIsFreeToAll",
-       "capture A B C; a = A 2p; free a; B reuses (freed while A was alone); A reuses;"
-       "c = C; free c; B reuses (and since it is not)"},
-      // --- The second stream ---
-      // Each free noted no frontier then: what A has captured by now is no less.
-      {"WhatTheFirstStreamFreedIsBehindWhatItHadWhenTheSecondCame",
-       "capture A B; a = A; A launches; then marks A; free a; A launches; second marks A; B grows;"
-       "A launches; B waits then; B grows; B waits second; B reuses"},
-      {"ARecordedUseIsASecondStreamToo",
-       "capture A B; freed used = A; A launches; free freed; use marks A; B uses used; A launches;"
-       "B waits use; B reuses (B stands behind all that A had then)"},
-      {"AUseByTheOwnStreamIsNoSecondStream",
-       "capture A; a = A; A uses a; A launches; free a; A reuses"},
-      {"BlocksThatLiveWhenTheSecondStreamComesAreFreedBehindTheirFrontiers",
-       "capture A B; small = A 1g; a = A; A launches; b = B; before marks A; A launches; free a "
-       "small;"
-       "B waits before; B grows; B waits A; B reuses"},
-      // Frees of streams that have never allocated in the scope.
-      {"AStreamThatOnlyFreesNeedsNoView",
-       "capture A B; b = B; a = A; end;"
-       "capture A B; B launches; free b; A grows; A waits B; A reuses"},
-      // --- What several streams have worked on ---
-      {"ABlockThatAnotherStreamUsedIsNotItsOwnStreamsAtOnce",
-       "capture A B; a = A; B uses a; A launches; B launches; free a; A grows; A waits B; A "
-       "reuses"},
-      {"NorIsItTheUsers",
-       "capture A B; a = A; B uses a; A launches; B launches; free a; B grows; B waits A; B "
-       "reuses"},
-      {"ABlockThatTwoOthersUsedIsBehindAllThree",
-       "capture A B C D; a = A; B uses a; C uses a; B uses a; A launches; B launches; C launches;"
-       "free a; D grows; D waits C; D grows; D waits A; D grows; D waits B; D reuses"},
-      // What a stream does between the use that was recorded and the free may be that use.
-      {"AUseIsBehindWhatItsStreamHasAtTheFree",
-       "capture A B C; a = A; B launches; B uses a; use marks B; B launches; then marks B; free a;"
-       "B launches; C waits use; C grows; C waits then; C reuses (and A has captured nothing)"},
-      // --- Streams that come late ---
-      {"AStreamThatJoinsLateTakesWhatItStandsBehind",
-       "capture A B; a = A; b = B; later = A; A launches; B launches; free a b; before marks A;"
-       "A launches; free later; C waits before; C reuses; C grows (neither b nor later);"
-       "C waits B; C reuses; C grows; C waits A; C reuses"},
-      // The graph proves nothing to it any more, and its own order only what it has had since:
-      // before, it may have given itself what it had by a proof.
-      {"AStreamBehindAProgrammaticLaunchTakesOnlyWhatItHasHadSince",
-       "capture A B; a1 = A; b1 = B; a2 = A; b2 = B; a3 = A; b3 = B; A launches; B launches;"
-       "free b1 b2; A waits B; A reuses (the first of B's); free a3; A launches early;"
-       "A grows (neither the second nor its own); free b3 a1; A launches;"
-       "A grows (of before, though freed behind it); own = A; free own; A reuses; B reuses"},
-      {"ItsOwnBytesAStreamTakesWhateverItLaunches",
-       "capture A B; a = A; b = B; A launches; B launches; free b; B launches early; B reuses"},
-      {"WhatTheFirstStreamFreedBeforeAnythingWasCapturedIsAlsoTheirsWhoRested",
-       "capture A B; x = A 1g; y = B 1g; free x y; end; capture A B; end; capture A B; z = A 15g;"
-       "free z; w = B 2g; w shares z; pages 1; end"},
-      // --- Which bytes ---
-      {"NeighboursBehindDifferentFencesAreOneToWhomMayTakeBoth",
-       "capture A B C; low = A 8g; high = B 8g; A launches; B launches; free low high; C waits A;"
-       "C grows 9g; C waits B; C reuses"},
-      {"ALargeBlockLiesOverPagesBehindSeveralFences",
-       "capture A B C D; a = A; b = B; c = C; A launches; B launches; C launches; free a b c;"
-       "D waits A; D waits C; two = D 2p; pages 3; free two; D waits B; D reuses 3p"},
-      {"WhatIsLeftOfFreedBytesStaysBehindTheirFence",
-       "capture A B; b = B 1g; rest = A 15g; a = A; A launches; free a;"
-       "A reuses 4g (the 12 behind it are an extent of their own now);"
-       "B grows 12g; B waits A; B reuses 12g"},
-      {"BytesTakenAndFreedAgainAreBehindTheLaterFreeOnly",
-       "capture A B; b = B; a = A; A launches; early marks A; free a; again = A; A launches; free "
-       "again;"
-       "B waits early; B grows; B waits A; B reuses"},
-      // Of page 0, which both streams may take, and page 1, which only A may.
-      {"ASmallBlockBreaksTheWholePageThatTheOthersDoNotWant",
-       "capture A B; anyones own = A; b = B; free anyones; A launches; free own; A reuses 1g;"
+      // --- Streams that are not capturing ---
+      {"AUseOnAStreamThatIsNotCapturingLastsUntilItsEventAfterTheScope",
+       "capture A B; a = A; C uses a; C works; A launches; free a; B waits A; A grows; B grows; "
+       "end;"
+       "capture A B; A grows (C has not done its work); done; A reuses; end"},
+      {"AUseBeforeItsStreamJoinsLastsUntilItsEventAfterTheScope",
+       "capture A; a = A; B uses a; B works; B waits A; B launches; free a; A waits B;"
+       "A grows (a replay does not wait for what B did before it joined); B grows; end;"
+       "capture A B; A grows (nor does the end of the capture); done; A reuses"},
+      {"SoDoesOneBetweenTwoCapturesOfItsStream",
+       "scope begins; body B C; b = B; c = C; body ends;"
+       "body A; a = A; B uses a; B works; B waits A; B launches; free a; end;"
+       "capture A; A grows (B is still at work)"},
+      {"AUseBeforeTheCaptureLastsUntilItsEventThoughItsStreamCapturesNow",
+       "capture A; output = A; end; B uses output; B works;"
+       "capture A B; B launches; free output; A waits B;"
+       "A grows (a replay does not wait for what B did before the capture); B grows; end;"
+       "capture A B; A grows (nor does the end of the capture); B grows; done; A reuses; end"},
+      {"AStreamThatIsNotCapturingIsProvenNothing",
+       "capture A B; a = A; b = B; A launches; free a; C grows; end; capture A B; B reuses"},
+      // What it does may be part of a body by the time that it allocates again.
+      {"WhatAStreamFreesThatIsNotCapturingIsHeldWhileOthersAre",
+       "capture A B; a = A; c = C; free c; A launches; B waits A; B grows; C grows"},
+      {"TheFirstStreamNeedNotBeCapturing",
+       "capture A B; c = C; A launches; free c; A grows; B grows; C reuses; d = C; free d; A grows;"
+       "C grows; end"},
+      {"AnEagerScopesBlockIsNotProvenByTheCaptureThatFreesIt",
+       "eager; a = A; A works; scope ends;"
+       "capture A B; x = A; y = B; A launches; free a; B waits A; A grows; B grows; end;"
+       "capture A; A grows; done; A reuses; end"},
+      {"EagerWorkBetweenCapturesIsWaitedFor",
+       "capture A B; B launches; A launches; x = A 8g; y = B 8g; a = A; free a; end;"
+       "eager; e = B; pages 2; B works; free e; scope ends;"
+       "capture A B; B launches; A launches;"
+       "b = B; pages 3 (the graph may be replayed on any stream); free b;"
+       "A waits B; A reuses (behind B's free); done; A reuses (B has done its work); end"},
+      {"WhatIsFreedWhileACaptureElsewhereUsesItIsNotOpenToAScopeWithinThat",
+       "capture A; a = A; end; body A B; A launches; free a; scope begins; B grows; scope ends;"
+       "body ends; capture B; B reuses; end"},
+      // --- Several captures in one scope, as of a conditional node's bodies ---
+      {"NoCaptureTakesWhatAnotherOneFreedBeforeTheScopeEnds",
+       "capture A B; outer = A; b = B; A launches; free outer;"
+       "body C; C grows; C launches; inner = C; free inner; C reuses (its own); last = C; free "
+       "last;"
+       "body ends; A launches; B waits A; B reuses (that of A); B grows;"
+       "body C; C grows (the same stream, but another body); body ends; end; capture B; B reuses"},
+      {"EachCaptureProvesWhatItFreed",
+       "capture A; A launches; body B; B launches; x = A 8g; y = B 8g; a = A; b = B; free a; B "
+       "grows;"
+       "free b; C waits B; C launches; C reuses (behind the body's free);"
+       "D waits A; D reuses (behind the first one's)"},
+      {"AStreamGetsItsOwnBytesBackThoughOtherCapturesAreUnderWay",
+       "capture A; body B; a = A; b = B; A launches; B launches; free a b; A reuses; B reuses"},
+      {"ABodyTakesWhatIsOpen",
+       "capture A; a = A; free a; end; capture A; x = A 1g;"
+       "body B; B reuses 1g (beside that of A, which was open when the scope began)"},
+      // Its blocks too are known to be of this capture, not of the body.
+      {"ABodyDoesNotHoldWhatTheFirstStreamHadBeforeItCapturedAnything",
+       "capture A B; a = A; b = B; body C; c = C; body ends; A launches; free a; B grows; B waits "
+       "A;"
        "B reuses"},
+      // An earlier block of a stream that captures nothing: which of them has worked on it nobody
+      // knows.
+      {"WhereThereAreSeveralCapturesNoStreamsOrderIsTrusted",
+       "capture A; d = D; end; capture A B; a = A; b = B; body C; c = C; free d; D grows"},
+      // A's frontier in its new capture says nothing of what it did in the one before.
+      {"AStreamThatHasGoneOnToAnotherCaptureProvesNothingOfTheOneBefore",
+       "capture A B; a used = A; B uses used; A launches; capture ends;"
+       "body A B; x = A; A launches; free a used; A grows; B waits A; B grows;"
+       "own = A; A launches; free own; A reuses (what it has worked on in this one alone); end"},
+      {"NorOfABlockOfAnEarlierScope",
+       "capture A; old = A; end;"
+       "scope begins; body B; B launches; body A; A launches; x = A 8g; y = B 8g; fresh = A;"
+       "free old fresh; body ends; body A; A launches; A grows; body ends; body ends; scope ends"},
+      {"AUseInAnotherCaptureLastsUntilTheScopeEnds",
+       "capture A B; a = A; body C; C uses a; A launches; C launches; free a; B waits A; A grows;"
+       "B grows; C grows; body ends; end; capture A; A reuses"},
+      // Its stream is part of the first one by the time of the free. Nothing is allocated in the body,
+      // so that the pool learns of that from the use alone.
+      {"AUseInABodyThatIsOverLastsUntilTheScopeEnds",
+       "capture A B; a = A; body C; C uses a; C launches; body ends; A launches; C waits A; free a;"
+       "A grows (nothing of A waits for the body); B waits A; B grows; end; capture A; A reuses"},
+      // The pool is told nothing of the body: its stream uses what is its own, and allocates nothing.
+      {"AStreamThatMayHaveBeenInABodyHasNoOrder",
+       "capture A C; c = C; end; capture A B; a = A; b = B; A launches;"
+       "body C; C launches; body ends; free c; C waits B; C grows (B has not waited for the body);"
+       "end; done; capture A; A reuses"},
+      // Nothing is allocated, so that the pool learns of the captures from the free alone.
+      {"AUserInAnotherCaptureIsWaitedForThoughTheScopeOnlyFrees",
+       "capture A; a = A; end;"
+       "scope begins; body B; body A; A launches; B launches; B uses a; free a; end;"
+       "capture A; A grows (B still captures); end; body ends; capture A; A reuses"},
+      // --- Captures that fail ---
+      {"OfAnInvalidatedCaptureAllComesBackAfterItsEnd",
+       "capture A B; a = A; b = B; used = A; B uses used; A launches; B launches; free a; "
+       "invalidate;"
+       "B grows; free b used; A grows; B grows; end; done;"
+       "capture C; C reuses; C reuses; C reuses; C grows; end"},
+      // cudaStreamEndCapture() fails; what the streams captured is gone.
+      {"AStreamThatNeverJoinedHoldsNothing",
+       "capture A B; B launches; A launches; a = A 8g; b = B 8g; c = B 3p; free c; A grows; end;"
+       "capture C; C reuses 3p; end"},
+      // As PyTorch does: the capture has ended when the scope does, and blocks die in between.
+      {"WhatIsFreedBetweenTheEndsOfTheCaptureAndTheScopeIsFreeAfterwards",
+       "capture A B; a = A; b = B; used = A; B uses used; A launches; B launches; capture ends;"
+       "free a b used; scope ends; capture C; C reuses; C reuses; C reuses"},
+      // --- Captures after each other ---
+      {"AfterTheScopeEverythingIsFreeToAll",
+       "capture A B C; a = A; b = B; c = A; C uses c; A launches; B launches; C launches; free a b "
+       "c;"
+       "end; capture D; D reuses; D reuses; D reuses"},
+      {"AScopeThatOnlyFreesLeavesNothingBehind",
+       "capture A B; B launches; A launches; a = A; b = B; end;"
+       "capture A B; B launches; A launches; A uses b; free a b; end;"
+       "capture A B; B launches; A launches; A reuses; B reuses; end"},
+      // The pool expects of a capture what the last one was like: with several streams each free
+      // notes its frontier from the beginning, with one nothing is asked for.
+      {"ThatACaptureHadSeveralStreamsIsRemembered",
+       "capture A B; a = A; free a; b = B; free b; end;"
+       "capture A B; a = A; A launches; then marks A; free a; A launches; B waits then;"
+       "B reuses (the frontier was noted before B came)"},
+      {"ScopesOfOneAndOfManyStreamsFollowEachOther",
+       "capture A; a = A 4p; A launches; free a; end;"
+       "capture A B; B launches; A launches; a = A; b = B; A launches; free a; B launches;"
+       "c = B; free c; B waits A; all = B 3p; free all b; end; pages 4;"
+       "capture A; a = A 4p; A launches; free a; end;"
+       "capture A B; B launches; A launches; a = A; b = B; A launches; free a; B launches;"
+       "c = B; free c; B waits A; all = B 3p; free all b; end; pages 4"},
+      {"AnEarlierCapturesBlockIsBehindTheFrontierOfTheStreamThatMadeIt",
+       "capture A B; a = A; b = B; free b; end;"
+       "capture A B; b = B; A launches; free a; B grows; B waits A; B reuses"},
+      {"AnEarlierCapturesBlockOfAStreamThatDoesNotCaptureNowIsHeldToTheEnd",
+       "capture A B; a used = A; B uses used; b = B; free b; end;"
+       "capture B C; b = B; free a used; B launches; C waits B; B grows; C grows; end; done;"
+       "capture B; B reuses 2p"},
   };
 }
 
-INSTANTIATE_TEST_SUITE_P(OneCapture, PoolScripts, ::testing::ValuesIn(Scripts()),
+INSTANTIATE_TEST_SUITE_P(Captures, PoolScripts, ::testing::ValuesIn(Scripts()),
                          PoolScripts::NameOf);
 
-TEST_F(PoolProofsTest, FencesOfManyFreesAreEachTakenWhenTheirTurnComes) {
-  Begin({kA, kB});
-  Allocate(kPage, kB);
-  std::vector<Block> blocks;
-  for (int i = 0; i < 20; ++i) blocks.push_back(Allocate(kPage, kA));
-  std::vector<Frontier> events;
-  for (const Block& block : blocks) {
-    Launch(kA);
-    events.push_back(Record(kA));
-    Free(block);
-  }
-  for (const Frontier& event : events) {
-    Wait(kB, event);
-    EXPECT_TRUE(Reuses(kPage, kB));
-    EXPECT_FALSE(Reuses(kPage, kB));
-  }
-}
+// --- The only stream of a scope, which leaves its capture ---
 
-// A fence each would cut up memory, and fill the tables of a long capture.
-TEST_F(PoolProofsTest, WhatIsFreedAtOnePointIsBehindOneFence) {
-  Begin({kA, kB});
-  Allocate(kPage, kB);
-  const Block low = Allocate(kPage / 2, kA);
-  const Block high = Allocate(kPage / 2, kA);
-  Launch(kA);
-  Free(low);
-  Free(high);
-  EXPECT_EQ(pool_.free_extents(), 1U);
-  const Block again = Allocate(kPage / 2, kA);
-  Launch(kA);
-  Free(again);
-  EXPECT_EQ(pool_.free_extents(), 2U) << "this one at another";
-}
+// What it does next that makes the pool look.
+enum class Next : uint8_t { kAllocates, kIsJoinedByAnother, kRecordsAUse };
 
-// Of equal places the one that the fewest streams may take: the others are left with more.
-TEST_F(PoolProofsTest, ALargeBlockTakesTheLeastWantedOfEqualPlaces) {
-  for (const std::size_t mine : {0U, 1U}) {
-    const CaptureId capture = Begin({kA, kB});
-    Launch(kA);
-    Launch(kB);
-    Join(kA, kB);
-    std::vector<Block> pages;
-    for (std::size_t i = 0; i < 2; ++i) pages.push_back(Allocate(kPage, i == mine ? kA : kB));
-    Free(pages[mine]);
-    Free(pages[1 - mine]);
-    EXPECT_EQ(Allocate(kPage, kA).address, pages[mine].address);
-    EXPECT_EQ(Allocate(kPage, kA).address, pages[1 - mine].address);
-    End(capture);
-  }
-}
+class OnlyStreamTest : public PoolProofsTest, public ::testing::WithParamInterface<Next> {};
 
-// B waits for A from time to time, and A never for B; both allocate and free at random.
-class PoolOneWayTest : public PoolProofsTest {
- protected:
-  void AllocateAndFree(int steps, std::mt19937& random) {
-    for (int i = 0; i < steps; ++i) {
-      const StreamId stream = random() % 2 == 0 ? kA : kB;
-      std::vector<Block>& blocks = live_[stream];
-      blocks.push_back(Allocate((1 + random() % 16) * kPage / 16, stream));
-      Launch(stream);
-      std::swap(blocks[random() % blocks.size()], blocks.back());
-      if (blocks.size() > 20) {
-        Free(blocks.back());
-        blocks.pop_back();
-      }
-      if (i % 3 == 0) Join(kB, kA);
-    }
-  }
-  void FreeAll() {
-    for (const auto& [stream, blocks] : std::exchange(live_, {})) {
-      for (const Block& block : blocks) Free(block);
-    }
-  }
-
- private:
-  std::map<StreamId, std::vector<Block>> live_;
-};
-
-// A's memory is proven to B, but never B's to A. So what B took of A's would be A's no more, and the
-// pool would grow as long as the capture lasts.
-TEST_F(PoolOneWayTest, APoolDoesNotGrowWithACapture) {
-  std::mt19937 random(1);
-  Begin({kA, kB});
-  AllocateAndFree(500, random);
-  const uint64_t pages = pool_.Stats().pages;
-  AllocateAndFree(4000, random);
-  EXPECT_LE(pool_.Stats().pages, pages + pages / 4);
-}
-
-// A later one begins with pages that are all free. What it takes of them counts as growth, or it
-// would lend without end.
-TEST_F(PoolOneWayTest, NorWithTheNumberOfCaptures) {
-  const auto capture = [&] {
-    std::mt19937 random(1);
-    const CaptureId id = Begin({kA, kB});
-    AllocateAndFree(500, random);
-    FreeAll();
-    End(id);
-  };
-  capture();
-  const uint64_t pages = pool_.Stats().pages;
-  for (int again = 0; again < 4; ++again) capture();
-  EXPECT_LE(pool_.Stats().pages, pages + pages / 8);
-}
-
-// Of what fits, what the fewest streams may take: B might need what is open to all.
-TEST_F(PoolProofsTest, ASmallBlockTakesTheLeastWantedOfTheBestFits) {
-  Begin({kA, kB});
-  Allocate(kPage, kB);
-  const Block open = Allocate(2 * kGranule, kA);
-  Allocate(kGranule, kA);
-  const Block own = Allocate(3 * kGranule, kA);
-  Allocate(kGranule, kA);
-  Free(open);  // the capture has nothing yet that could use it
-  Launch(kA);
-  Free(own);
-  EXPECT_EQ(Allocate(2 * kGranule, kA).address, own.address);
-  EXPECT_EQ(Allocate(2 * kGranule, kB).address, open.address);
-}
-
-// What one stream allocates goes where its like lay, though newer ranges have room.
-TEST_F(PoolProofsTest, WhatComesAgainLiesWhereItLayOnSeveralStreamsToo) {
-  const CaptureId before = Begin({kA});
-  std::vector<Block> halves;
-  for (int i = 0; i < 4; ++i) halves.push_back(Allocate(kPage / 2, kA));
-  Free(halves[1]);
-  Free(halves[2]);
-  End(before);
-  const auto places = [&](std::initializer_list<StreamId> streams) {
-    const CaptureId capture = Begin(streams);
-    Free(Allocate(kGranule, streams.size() > 1 ? kB : kA));
-    const Block first = Allocate(4 * kPage, kA);
-    const Block second = Allocate(5 * kPage + kPage * 3 / 4, kA);  // between the halves, in a range
-    Free(first);
-    Free(second);
-    End(capture);
-    return std::pair(first.address, second.address);
-  };
-  const auto profile = places({kA});
-  EXPECT_EQ(places({kA}), profile);
-  EXPECT_EQ(places({kA, kB}), profile);
-}
-
-// Streams hold free pages back from each other: where the pool is small, one at a time.
-TEST_F(PoolProofsTest, ASmallPoolOfSeveralStreamsGrowsPageByPage) {
-  Begin({kA, kB});
-  Allocate(kGranule, kA);
-  Allocate(40 * kPage, kB);
-  Allocate(40 * kPage, kA);
-  EXPECT_EQ(pool_.handles(), pool_.Stats().pages);
-}
-
-TEST_F(PoolProofsTest, EachNodeIsAskedAfterOnceAndForEachStreamOnlyItsFrontier) {
-  constexpr uint64_t kRounds = 200;
-  Begin({kA, kB});
+TEST_P(OnlyStreamTest, LeavesItsBytesBehindWhereItsCaptureIsOver) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const CaptureId own = BeginCapture({kB});
+  const Block kept = Allocate(kPage, kB);
+  const Block late = Allocate(kPage, kB);
+  Free(Allocate(kPage, kB));
   Launch(kB);
-  Launch(kA);
-  Allocate(kGranule, kA);
-  Allocate(kGranule, kB);
-  const CallCounts before = host_.calls();
-  for (uint64_t i = 0; i < kRounds; ++i) {
-    const StreamId stream = i % 2 == 0 ? kA : kB;
-    const StreamId other = i % 2 == 0 ? kB : kA;
-    const Block block = Allocate(kPage, stream);
-    Launch(stream);
-    Join(other, stream);
-    Use(block, other);
-    Launch(other);
-    Free(block);
-    Join(stream, other);
+  graphs_.End(own);
+  Free(late);
+  const CaptureId capture = BeginCapture({kA});
+  Join(kB, kA);
+  if (GetParam() == Next::kIsJoinedByAnother) {
+    EXPECT_FALSE(Reuses(kPage, kA));
   }
-  // 2 nodes a round, and 2 before the first.
-  EXPECT_LE(host_.calls()[DriverCall::kDependencies], 2 * kRounds + 2);
-  // An allocation asks for one frontier, a free for two.
-  EXPECT_LE(host_.calls()[DriverCall::kCapture] - before[DriverCall::kCapture], 3 * kRounds + 2);
-  EXPECT_EQ(pool_.Stats().pages, 2U);
+  if (GetParam() == Next::kRecordsAUse) Use(kept, kA);
+  EXPECT_FALSE(Reuses(2 * kPage, kB)) << "the graph of its own capture still uses them";
+  Free(kept);
+  Launch(kB);
+  EXPECT_FALSE(Reuses(kPage, kB));
+  EXPECT_FALSE(Reuses(kPage, kA));
+  const Block here = Allocate(kPage, kB);
+  Free(here);
+  EXPECT_TRUE(Reuses(kPage, kB)) << "what it leaves in the capture that it is in is its own";
+  End(capture);
+  const CaptureId next = Begin({kB});
+  EXPECT_TRUE(Reuses(3 * kPage, kB));
+  End(next);
 }
+
+INSTANTIATE_TEST_SUITE_P(, OnlyStreamTest,
+                         ::testing::Values(Next::kAllocates, Next::kIsJoinedByAnother,
+                                           Next::kRecordsAUse));
 
 }  // namespace
 }  // namespace cgp

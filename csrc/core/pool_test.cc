@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
@@ -18,66 +20,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
-
-TEST_F(PoolTest, BlocksAreWholeGranulesWhereTheyAreSaidToBe) {
-  pool_.BeginScope(ScopeKind::kCapture);
-  for (const uint64_t bytes : {uint64_t{1}, uint64_t{512}, uint64_t{513}, kPage, 3 * kPage + 1}) {
-    const Block block = Allocate(bytes, kB);
-    EXPECT_EQ(block.bytes, (bytes + 511) / 512 * 512);
-    EXPECT_EQ(block.requested_bytes, bytes);
-    EXPECT_EQ(block.stream, kB);
-    EXPECT_EQ(block.address % 512, 0U);
-    uint64_t sum = 0;
-    for (const PhysicalPiece& piece : pool_.Pieces(block.address)) {
-      const auto place = watch_.At(block.address + sum);
-      ASSERT_TRUE(place.has_value());
-      EXPECT_TRUE(place->accessible);
-      EXPECT_EQ(place->offset_bytes, piece.offset_bytes);
-      EXPECT_GE(place->left_bytes, piece.length_bytes);
-      sum += piece.length_bytes;
-    }
-    EXPECT_EQ(sum, block.bytes);
-  }
-}
-
-TEST_F(PoolTest, FindsTheBlockThatHoldsAnAddress) {
-  pool_.BeginScope(ScopeKind::kCapture);
-  const Block a = Allocate(1024);
-  const Block b = Allocate(2 * kPage);
-  EXPECT_EQ(pool_.Find(a.address)->address, a.address);
-  EXPECT_EQ(pool_.Find(a.address + 1023)->address, a.address);
-  EXPECT_EQ(pool_.Find(b.address + kPage)->address, b.address);
-  pool_.Free(a.address);
-  EXPECT_EQ(pool_.Find(a.address), nullptr);
-  EXPECT_EQ(pool_.Find(0), nullptr);
-  EXPECT_EQ(pool_.Find(~uint64_t{0}), nullptr);
-}
-
-TEST_F(PoolTest, CountsWhatItHolds) {
-  pool_.BeginScope(ScopeKind::kCapture);
-  const Block a = Allocate(1000);
-  const Block b = Allocate(2 * kPage);
-  PoolStats stats = pool_.Stats();
-  EXPECT_EQ(stats.page_bytes, kPage);
-  EXPECT_EQ(stats.pages, 3U);
-  EXPECT_EQ(stats.reserved_bytes, 3 * kPage);
-  EXPECT_EQ(stats.allocated_bytes, 1024 + 2 * kPage);
-  EXPECT_EQ(stats.requested_bytes, 1000 + 2 * kPage);
-  EXPECT_EQ(stats.live_blocks, 2U);
-  pool_.Free(a.address);
-  pool_.Free(b.address);
-  pool_.EndScope();
-  stats = pool_.Stats();
-  EXPECT_EQ(stats.allocated_bytes, 0U);
-  EXPECT_EQ(stats.requested_bytes, 0U);
-  EXPECT_EQ(stats.live_blocks, 0U);
-  EXPECT_EQ(stats.reserved_bytes, 3 * kPage);
-  EXPECT_EQ(stats.peak_allocated_bytes, 1024 + 2 * kPage);
-  EXPECT_EQ(stats.peak_reserved_bytes, 3 * kPage);
-  EXPECT_EQ(stats.allocations, 2U);
-  EXPECT_EQ(stats.frees, 2U);
-  EXPECT_EQ(stats.page_mappings, watch_.mappings());
-}
 
 TEST_F(PoolTest, SaysWhatEachCaptureTook) {
   pool_.BeginScope(ScopeKind::kCapture);
@@ -116,20 +58,6 @@ TEST_F(PoolTest, RemembersTheLastCaptures) {
   EXPECT_EQ(pool_.captures().back().first_allocation, Pool::kMaxCaptures);
 }
 
-TEST_F(PoolTest, SnapshotsBlocksAndRangesInTheOrderOfAddresses) {
-  pool_.BeginScope(ScopeKind::kCapture);
-  for (const uint64_t bytes : {kPage / 2, 3 * kPage, kPage / 4, 5 * kPage}) Allocate(bytes);
-  const PoolSnapshot snapshot = pool_.Snapshot();
-  ASSERT_THAT(snapshot.blocks, SizeIs(4));
-  for (size_t i = 1; i < snapshot.blocks.size(); ++i) {
-    EXPECT_LT(snapshot.blocks[i - 1].block.address, snapshot.blocks[i].block.address);
-  }
-  uint64_t mapped = 0;
-  for (const PoolSnapshot::Range& range : snapshot.ranges) mapped += range.pages.size();
-  EXPECT_GE(mapped, snapshot.stats.page_mappings);
-  EXPECT_THAT(snapshot.ranges, SizeIs(snapshot.stats.ranges));
-}
-
 // --- Scopes and bad input ---
 
 TEST_F(PoolTest, OnlyOneScopeAtATime) {
@@ -142,21 +70,6 @@ TEST_F(PoolTest, OnlyOneScopeAtATime) {
   pool_.EndScope();
   EXPECT_FALSE(pool_.in_scope());
   EXPECT_THROW(pool_.EndScope(), InternalError);
-}
-
-TEST_F(PoolTest, RefusesAddressesWhereNoLiveBlockStarts) {
-  pool_.BeginScope(ScopeKind::kCapture);
-  const Block block = Allocate(2048);
-  const Block freed = Allocate(512);
-  pool_.Free(freed.address);
-  for (const Address address :
-       {freed.address, block.address + 1, block.address + 512, Address{0}, ~Address{0}}) {
-    EXPECT_THROW(pool_.Free(address), UsageError) << address;
-    EXPECT_THROW(pool_.RecordUse(address, kB), UsageError) << address;
-    EXPECT_THROW(pool_.Pieces(address), UsageError) << address;
-  }
-  EXPECT_EQ(pool_.Stats().live_blocks, 1U);
-  pool_.Free(block.address);
 }
 
 TEST(PoolOptionsTest, PagesArePowerOfTwoMultiplesOfTheGranularity) {
@@ -191,37 +104,6 @@ TEST(PoolLimitTest, RunsOutWithNumbersAndGoesOnAfterwards) {
   EXPECT_EQ(pool.Stats().pages, 10U);
 }
 
-TEST(PoolLimitTest, SizesBeyondAllMemoryRunOutToo) {
-  HostDriver host({.granularity = 4096, .map_memory = false});
-  Pool pool(host, {});
-  pool.BeginScope(ScopeKind::kCapture);
-  const uint64_t most = ~uint64_t{0};
-  for (const uint64_t bytes : {most, most - 511, most - 4096, most / 2, most / 512, most / 4096,
-                               (most / 4096) << 11, uint64_t{1} << 48, uint64_t{1} << 43}) {
-    EXPECT_THROW(pool.Allocate(bytes, kA), OutOfMemoryError) << bytes;
-    EXPECT_EQ(pool.Stats().pages, 0U);
-    EXPECT_EQ(host.usage(), HostUsage{});
-  }
-  pool.Allocate(1, kA);
-}
-
-TEST_F(PoolTest, RefreshedAccessReachesEveryMapping) {
-  pool_.BeginScope(ScopeKind::kCapture);
-  const Block a = Allocate(3 * kPage);
-  Allocate(kGranule);
-  pool_.Free(a.address);
-  Allocate(3 * kPage + 15 * kGranule);
-  watch_.AddPeer(1);
-  pool_.RefreshAccess();
-  for (const PoolSnapshot::Range& range : pool_.Snapshot().ranges) {
-    for (uint64_t i = 0; i < range.pages.size(); ++i) {
-      EXPECT_EQ(watch_.At(range.address + i * kPage)->peers, 1);
-    }
-  }
-  const Block later = Allocate(5 * kPage);
-  EXPECT_EQ(watch_.At(later.address)->peers, 1);
-}
-
 TEST(PoolEndTest, LeavesNothingBehindEvenWithLiveBlocks) {
   HostDriver host({.granularity = 4096, .map_memory = false});
   DriverWatch watch(host);
@@ -237,6 +119,128 @@ TEST(PoolEndTest, LeavesNothingBehindEvenWithLiveBlocks) {
   EXPECT_EQ(host.usage(), HostUsage{});
   EXPECT_EQ(watch.events(), 0U);
   EXPECT_THAT(watch.violations(), IsEmpty());
+}
+
+// --- Threads ---
+
+// Another thread may be ending the capture, and the driver crashes when it is asked of it meanwhile.
+TEST_F(PoolTest, ABlockIsFreedOnceThoughAnotherThreadFreesItAndAsksNothing) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const CaptureId capture = host_.graphs().Begin(kA);
+  const Block block = Allocate(kPage);
+  const auto before = host_.calls();
+  std::thread([&] { pool_.Free(block.address); }).join();
+  EXPECT_EQ(host_.calls(), before);
+  EXPECT_THROW(pool_.Free(block.address), UsageError);
+  host_.graphs().End(capture);
+  pool_.EndScope();
+}
+
+// --- Eager scopes behind replays ---
+
+// A capture that leaves so many free pages behind.
+class PoolReplaysTest : public PoolTest {
+ protected:
+  std::vector<PhysicalPiece> Capture(uint64_t pages) {
+    pool_.BeginScope(ScopeKind::kCapture);
+    std::vector<PhysicalPiece> freed = AllocateAndFree(pages * kPage, kA);
+    pool_.EndScope();
+    return freed;
+  }
+};
+
+TEST_F(PoolReplaysTest, AnEagerScopesStreamsWaitOnTheDeviceForReplaysOfBefore) {
+  const auto freed = Capture(2);
+  const uint64_t replay = watch_.Submit(kC);
+  pool_.BeginScope(ScopeKind::kEager);
+  EXPECT_TRUE(GetsBytesOf(freed, 2 * kPage, kA)) << "without a page more";
+  EXPECT_TRUE(watch_.IsBehind(kA, kC, replay));
+  EXPECT_FALSE(watch_.Done(kC, replay)) << "the host has not waited";
+  EXPECT_FALSE(watch_.IsBehind(kB, kC, replay));
+  Allocate(kGranule, kB);
+  EXPECT_TRUE(watch_.IsBehind(kB, kC, replay));
+  pool_.EndScope();
+  EXPECT_EQ(watch_.quiesce_calls(), 0U);
+}
+
+// A graph of before may have the bytes of an eager block too, and run where nothing could be
+// marked.
+TEST_F(PoolReplaysTest, WhereSomethingCapturesWhatLivedIsHeldWhenItIsFreed) {
+  Capture(2);
+  pool_.BeginScope(ScopeKind::kEager);
+  const Block eager = Allocate(kPage, kA);
+  pool_.EndScope();
+  const auto bytes = pool_.Pieces(eager.address);
+  const CaptureId other = host_.graphs().Begin(kC);
+  pool_.BeginScope(ScopeKind::kEager);
+  pool_.Free(eager.address);
+  EXPECT_FALSE(GetsBytesOf(bytes, kPage, kA));
+  pool_.EndScope();
+  host_.graphs().End(other);
+}
+
+TEST_F(PoolReplaysTest, AStreamThatCapturesCannotWait) {
+  Capture(2);
+  pool_.BeginScope(ScopeKind::kEager);
+  const CaptureId other = host_.graphs().Begin(kA);
+  EXPECT_THROW(pool_.Allocate(kPage, kA), UsageError);
+  host_.graphs().End(other);
+  Allocate(kPage, kA);
+  pool_.EndScope();
+}
+
+TEST_F(PoolReplaysTest, AStreamThatIsGoneIsNeverAsked) {
+  pool_.BeginScope(ScopeKind::kEager);
+  const Block freed_within = Allocate(kPage, kA);
+  const Block freed_after = Allocate(kPage, kA);
+  const Block used = Allocate(kPage, kB);
+  pool_.RecordUse(used.address, kA);
+  watch_.DestroyStream(kA);
+  pool_.Free(freed_within.address);
+  pool_.Free(used.address);
+  pool_.EndScope();
+  pool_.Free(freed_after.address);
+  pool_.BeginScope(ScopeKind::kCapture);
+  Allocate(3 * kPage, kC);
+  EXPECT_EQ(pool_.Stats().pages, 3U) << "the device has done all of it";
+  pool_.EndScope();
+}
+
+// --- Where blocks lie ---
+
+// Though the newer page has a shorter rest.
+TEST_F(PoolTest, SmallBlocksGatherInTheOlderOfTwoPages) {
+  pool_.BeginScope(ScopeKind::kCapture);
+  const Block older = Allocate(6 * kGranule);
+  Allocate(kPage - 6 * kGranule);
+  const Block newer = Allocate(4 * kGranule);
+  Allocate(kPage - 4 * kGranule);
+  ASSERT_EQ(pool_.Stats().pages, 2U);
+  const PageId home = pool_.Pieces(older.address).front().page;
+  pool_.Free(older.address);
+  pool_.Free(newer.address);
+  EXPECT_EQ(pool_.Pieces(Allocate(3 * kGranule).address).front().page, home);
+}
+
+TEST(PoolRingTest, WhatTheRingHasIsForOthersWhereMemoryRunsOut) {
+  constexpr uint64_t kLarge = uint64_t{2} << 20;
+  HostDriver driver({.physical_limit_bytes = 12 * kLarge, .map_memory = false});
+  Pool pool(driver, {});
+  const auto capture = [&pool](uint64_t pages) {
+    pool.BeginScope(ScopeKind::kCapture);
+    const Address output = pool.Allocate(pages * kLarge, kA).address;
+    pool.EndScope();
+    pool.Check();
+    return output;
+  };
+  Address kept = capture(2);
+  for (int round = 0; round < 3; ++round) {
+    const Address output = capture(2);
+    pool.Free(std::exchange(kept, output));
+  }
+  EXPECT_FALSE(pool.Snapshot().ring.empty());
+  EXPECT_NO_THROW(capture(10));
+  EXPECT_TRUE(pool.Snapshot().ring.empty());
 }
 
 }  // namespace

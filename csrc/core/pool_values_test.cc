@@ -17,52 +17,6 @@ Block BlockOf(uint64_t bytes, uint64_t requested_bytes) {
   return {.address = 0, .bytes = bytes, .requested_bytes = requested_bytes, .stream = {}};
 }
 
-TEST(Gauge, SaysWhenThereNeverWasAsMuch) {
-  Gauge gauge;
-  EXPECT_FALSE(gauge.Add(0));
-  EXPECT_TRUE(gauge.Add(3));
-  gauge.Remove(2);
-  EXPECT_FALSE(gauge.Add(2)) << "as much as before is not more";
-  EXPECT_TRUE(gauge.Add(1));
-  EXPECT_EQ(gauge.peak, 4U);
-  gauge.Remove(3);
-  EXPECT_EQ(gauge.peak, 4U);
-  gauge.ResetPeak();
-  EXPECT_EQ(gauge.peak, 1U) << "what is there was there since";
-  EXPECT_TRUE(gauge.Add(1));
-}
-
-TEST(SetUsage, ABlockOfOneMebibyteIsTheLargestSmallOne) {
-  constexpr uint64_t kMebibyte = uint64_t{1} << 20;  // PyTorch's kSmallSize
-  SetUsage usage;
-  usage.Allocated(BlockOf(kMebibyte, kMebibyte));
-  usage.Allocated(BlockOf(kMebibyte + 512, kMebibyte + 1));
-  EXPECT_EQ(usage.small.bytes.current, kMebibyte);
-  EXPECT_EQ(usage.large.bytes.current, kMebibyte + 512);
-}
-
-TEST(SetUsage, APeakOfTheSmallOnesAloneIsOne) {
-  SetUsage usage;
-  const Block large = BlockOf(uint64_t{1} << 30, uint64_t{1} << 30);
-  usage.Allocated(large);
-  usage.Allocated(large);
-  usage.Freed(large);
-  usage.Freed(large);
-  EXPECT_TRUE(usage.Allocated(BlockOf(512, 1)));
-  usage.Freed(BlockOf(512, 1));
-  EXPECT_FALSE(usage.Allocated(BlockOf(512, 1)));
-}
-
-TEST(SetUsage, ThePeakOfAllIsOneThoughNoPartHasAny) {
-  SetUsage usage;
-  const Block small = BlockOf(512, 512);
-  const Block large = BlockOf(uint64_t{2} << 20, uint64_t{2} << 20);
-  usage.Allocated(large);
-  usage.Freed(large);
-  usage.Allocated(small);
-  EXPECT_TRUE(usage.Allocated(large));
-}
-
 // The gauges one by one, counted from what there is.
 constexpr std::size_t kGauges = 13;
 constexpr std::size_t kHandles = 9;

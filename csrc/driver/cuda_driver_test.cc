@@ -9,7 +9,6 @@
 #include <functional>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "driver/cuda_driver_test_cuda.h"
@@ -19,12 +18,6 @@ namespace cgp {
 namespace {
 
 using namespace made_up_cuda;
-
-TEST_F(CudaDriverTest, EveryFunctionThatItAsksForIsMadeHere) {
-#define CGP_EXPECT_SET(function, version) EXPECT_NE(api_.function, nullptr) << #function;
-  CGP_CUDA_FUNCTIONS(CGP_EXPECT_SET)
-#undef CGP_EXPECT_SET
-}
 
 TEST_F(CudaDriverTest, MakesHandlesAsExpandableSegmentsDo) {
   CudaDriver driver(0, api_);
@@ -119,31 +112,6 @@ TEST_F(CudaDriverTest, LetsInWhoHasAContextAndCanReachTheDevice) {
   EXPECT_THROW(CudaDriver(0, api_), DriverError);
 }
 
-TEST_F(CudaDriverTest, WorksOnStreamsOfOtherDevicesInTheirContext) {
-  CudaDriver driver(0, api_);
-  const StreamId of_peer = StreamOn(1, kStream), own = StreamOn(0, kStream);
-  EXPECT_NE(of_peer, own);
-  const Event event = driver.RecordEvent(of_peer);
-  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
-  driver.WaitEvent(of_peer, event);
-  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
-  Frontier frontier;
-  driver.Capture(of_peer, &frontier);
-  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
-  EXPECT_EQ(fake_.calls,
-            (std::vector<std::string>{"cuEventCreate of 1", "cuEventRecord of 1",
-                                      "cuStreamWaitEvent of 1", "cuStreamGetCaptureInfo of 1"}));
-  fake_.calls.clear();
-  driver.DestroyEvent(driver.RecordEvent(own));
-  driver.Quiesce();
-  EXPECT_EQ(fake_.calls, (std::vector<std::string>{"cuEventCreate", "cuEventRecord",
-                                                   "cuCtxSynchronize", "cuCtxSynchronize of 1"}))
-      << "the peer may be using what is about to be unmapped";
-  EXPECT_TRUE(contexts.empty());
-  EXPECT_THROW(driver.RecordEvent(StreamOn(9, kStream)), DriverError);
-  driver.DestroyEvent(event);
-}
-
 TEST_F(CudaDriverTest, RefusesPeersThatAreNone) {
   CudaDriver driver(0, api_);
   EXPECT_THROW(driver.AddPeer(9), DriverError);
@@ -158,20 +126,6 @@ TEST_F(CudaDriverTest, RefusesPeersThatAreNone) {
   EXPECT_EQ(fake_.access.size(), 1u);
 }
 
-TEST_F(CudaDriverTest, RetainsThePrimaryContextWhenFirstNeededAndOnce) {
-  {
-    CudaDriver driver(0, api_);
-    EXPECT_EQ(fake_.retained, 0) << "a driver that nobody uses must not make a context";
-    driver.Create(kPage);
-    driver.Quiesce();
-    EXPECT_EQ(fake_.retained, 1);
-    EXPECT_EQ(fake_.released, 0);
-  }
-  EXPECT_EQ(fake_.released, 1);
-  { CudaDriver unused(0, api_); }
-  EXPECT_EQ(fake_.released, 1);
-}
-
 TEST_F(CudaDriverTest, LeavesTheThreadsContextAsItWas) {
   CudaDriver driver(0, api_);
   driver.Quiesce();
@@ -183,15 +137,6 @@ TEST_F(CudaDriverTest, LeavesTheThreadsContextAsItWas) {
   driver.Quiesce();
   EXPECT_EQ(contexts, std::vector<CUcontext>{kPrimary});
   EXPECT_EQ(fake_.calls.size(), 3u);
-}
-
-TEST_F(CudaDriverTest, TriesAgainAfterAContextThatCouldNotBeMade) {
-  CudaDriver driver(0, api_);
-  const DriverError error =
-      Failing("cuDevicePrimaryCtxRetain", CUDA_ERROR_OUT_OF_MEMORY, [&] { driver.Create(kPage); });
-  EXPECT_EQ(error.status(), DriverStatus::kOutOfMemory);
-  driver.Create(kPage);
-  EXPECT_EQ(fake_.retained, 1);
 }
 
 TEST_F(CudaDriverTest, QueriesEventsInRelaxedModeOnly) {
@@ -208,17 +153,6 @@ TEST_F(CudaDriverTest, QueriesEventsInRelaxedModeOnly) {
   Failing("cuEventQuery", CUDA_ERROR_INVALID_VALUE, [&] { driver.EventDone(event); });
   driver.DestroyEvent(event);
   EXPECT_EQ(fake_.destroyed, reinterpret_cast<CUevent>(0x6000));
-}
-
-TEST_F(CudaDriverTest, AStreamWaitsForAnEventOfAnother) {
-  CudaDriver driver(0, api_);
-  const Event event = driver.RecordEvent(StreamId{0x5100});
-  driver.WaitEvent(kStream, event);
-  EXPECT_EQ(fake_.stream, reinterpret_cast<CUstream>(0x5000));
-  EXPECT_EQ(fake_.event, reinterpret_cast<CUevent>(0x6000));
-  EXPECT_EQ(fake_.event_flags, static_cast<unsigned int>(CU_EVENT_WAIT_DEFAULT));
-  EXPECT_EQ(std::ranges::count(fake_.calls, "cuStreamWaitEvent"), 1);
-  driver.DestroyEvent(event);
 }
 
 TEST_F(CudaDriverTest, TheDeviceIsMarkedByItsContext) {
@@ -256,15 +190,6 @@ TEST_F(CudaDriverTest, AnOlderDriverWaitsForTheDeviceInstead) {
   driver.DestroyEvent(driver.RecordDeviceEvent());
   EXPECT_EQ(fake_.marked, nullptr);
   EXPECT_EQ(std::ranges::count(fake_.calls, "cuCtxSynchronize"), 1);
-}
-
-TEST_F(CudaDriverTest, AnEventThatCannotBeRecordedIsDestroyed) {
-  CudaDriver driver(0, api_);
-  Failing("cuEventRecord", CUDA_ERROR_INVALID_VALUE, [&] { driver.RecordEvent(kStream); });
-  EXPECT_EQ(fake_.destroyed, reinterpret_cast<CUevent>(0x6000));
-  fake_.destroyed = nullptr;
-  Failing("cuEventCreate", CUDA_ERROR_INVALID_VALUE, [&] { driver.RecordEvent(kStream); });
-  EXPECT_EQ(fake_.destroyed, nullptr);
 }
 
 TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
@@ -388,13 +313,6 @@ TEST_F(CudaDriverTest, WhereItCannotBeUsedTheConstructorSaysWhy) {
   EXPECT_EQ(reason(0), "none");
   fake_.vmm = 0;
   EXPECT_NE(reason(0).find("virtual memory management"), std::string::npos);
-}
-
-TEST_F(CudaDriverTest, AnUnknownDeviceLeavesNothingBehind) {
-  CudaDriver driver(0, api_);
-  EXPECT_THROW(driver.RecordEvent(StreamOn(9, StreamId{5})), DriverError);
-  driver.Quiesce();
-  driver.DestroyEvent(driver.RecordDeviceEvent());
 }
 
 TEST_F(CudaDriverTest, AnEventThatIsNotRecordedIsDestroyedWithoutMemoryForTheError) {

@@ -37,26 +37,6 @@ class MeteredDriverTest : public ::testing::Test {
       HostDriverOptions{.physical_limit_bytes = 8 * kPage, .map_memory = false})};
 };
 
-TEST_F(MeteredDriverTest, WithoutALimitTheDeviceSaysWhenItIsFull) {
-  for (int i = 0; i < 8; ++i) driver_.Create(kPage);
-  EXPECT_EQ(Held(), 8 * kPage);
-  EXPECT_EQ(RefusalOf(kPage).find("set_per_process_memory_fraction"), std::string::npos);
-}
-
-TEST_F(MeteredDriverTest, TheLimitIsOfAllHandlesTogether) {
-  driver_.SetLimit(3 * kPage + 1);
-  const Handle two = driver_.Create(2 * kPage);
-  const std::string refusal = RefusalOf(2 * kPage);
-  EXPECT_NE(refusal.find("leaves graph pools 6 MiB, of which 4 MiB are in use"), std::string::npos)
-      << refusal;
-  driver_.Create(kPage);
-  EXPECT_NE(RefusalOf(kPage), "");
-  EXPECT_EQ(Held(), 3 * kPage) << "what is refused never reached the device";
-  driver_.Release(two);
-  driver_.Create(2 * kPage);
-  EXPECT_EQ(Held(), 3 * kPage);
-}
-
 TEST_F(MeteredDriverTest, ALimitBelowWhatIsHeldRefusesAndTakesNothing) {
   const Handle handle = driver_.Create(4 * kPage);
   driver_.SetLimit(kPage);

@@ -78,14 +78,6 @@ TEST_F(CudaGraphDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndDevice) {
   });
 }
 
-TEST_F(CudaGraphDriverTest, DestroyingCannotFail) {
-  CudaGraphDriver driver(0, api_, refused_);
-  fake_.failing = {{"cuGraphExecDestroy", CUDA_ERROR_INVALID_VALUE}};
-  driver.Destroy(exec_);
-  EXPECT_EQ(fake_.exec, kExec);
-  EXPECT_EQ(capture_mode, CU_STREAM_CAPTURE_MODE_GLOBAL);
-}
-
 TEST_F(CudaGraphDriverTest, LeavesTheThreadsContextAndCaptureModeAsTheyWere) {
   CudaGraphDriver driver(0, api_, refused_);
   const std::vector<std::function<void()>> calls = {
@@ -108,18 +100,6 @@ TEST_F(CudaGraphDriverTest, LeavesTheThreadsContextAndCaptureModeAsTheyWere) {
     }
   }
   capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
-}
-
-TEST_F(CudaGraphDriverTest, RetainsThePrimaryContextWhenFirstNeededAndOnce) {
-  {
-    CudaGraphDriver driver(0, api_, refused_);
-    EXPECT_EQ(fake_.retained, 0) << "a driver that nobody uses must not make a context";
-    driver.Instantiate(graph());
-    driver.Update(exec_, graph());
-    EXPECT_EQ(fake_.retained, 1);
-    EXPECT_EQ(fake_.released, 0);
-  }
-  EXPECT_EQ(fake_.released, 1);
 }
 
 TEST_F(CudaGraphDriverTest, ThrowsWhereThereIsNoSuchDeviceOrNoDriver) {

@@ -1,12 +1,10 @@
 // Which graphs are alike, of graphs that are made up.
 #include <gtest/gtest.h>
 
-#include <array>
 #include <functional>
 #include <set>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "driver/cuda_driver_test_cuda.h"
 #include "exec/cuda_graph_driver.h"
@@ -151,57 +149,6 @@ TEST_F(GraphKindTest, WhatALaunchWasAskedForMakesADifference) {
   });
 }
 
-// Both are told by small numbers.
-TEST_F(GraphKindTest, AnAttributeIsNotTakenForTheNodesThatFollow) {
-  std::array<FakeFunction, 3> functions;
-  functions[1].attributes = {{CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED, 2},
-                             {CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, 1}};
-  functions[2].attributes = {{CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 2},
-                             {CU_FUNC_ATTRIBUTE_CLUSTER_SIZE_MUST_BE_SET, 1},
-                             {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_HEIGHT, 2},
-                             {CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_DEPTH, 1},
-                             {CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE, 5}};
-  FakeNode memset;
-  memset.type = CU_GRAPH_NODE_TYPE_MEMSET;
-  memset.memset.height = 1;
-  std::array<FakeNode, 3> kernels;
-  for (size_t i = 0; i < kernels.size(); ++i) {
-    kernels[i].type = CU_GRAPH_NODE_TYPE_KERNEL;
-    kernels[i].kernel.func = reinterpret_cast<CUfunction>(&functions[i]);
-  }
-  FakeNode cooperative = kernels[0];
-  cooperative.attributes[CU_LAUNCH_ATTRIBUTE_COOPERATIVE] = Value(1);
-  const FakeNode empty;
-  EXPECT_NE(
-      KindOf({.nodes = {cooperative, memset, memset, memset, empty}, .edges = {}}).key,
-      KindOf({.nodes = {kernels[0], memset, kernels[0], kernels[1], kernels[2]}, .edges = {}}).key);
-}
-
-TEST_F(GraphKindTest, AttributesThatSayNothingMakeNoDifference) {
-  EXPECT_EQ(KindWith([](FakeGraph& g) {
-              g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_PRIORITY] = Value(0);
-            }).key,
-            KindOf(Plain()).key);
-}
-
-TEST_F(GraphKindTest, AnAttributeThatTheDriverDoesNotKnowIsPassedOver) {
-  const std::string key = KindOf(Plain()).key;
-  fake_.unknown_attributes = {CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE};
-  const GraphKind kind = KindOf(Plain());
-  EXPECT_EQ(kind.key, key);
-  EXPECT_EQ(kind.alone, "");
-  EXPECT_NE(KindWith([](FakeGraph& g) {
-              g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION] = Value(5);
-            }).key,
-            key)
-      << "what is known is asked all the same";
-  EXPECT_NE(KindWith([](FakeGraph& g) {
-              g.nodes[3].attributes[CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION] = Value(5);
-            }).key,
-            key)
-      << "of the next node too";
-}
-
 TEST_F(GraphKindTest, WhereAPreferredClusterMayBeHiddenTheFunctionMakesADifference) {
   const auto with_another = [&](FakeGraph& g) {
     g.nodes[2].kernel.func = reinterpret_cast<CUfunction>(&another_);
@@ -270,48 +217,6 @@ TEST_F(NewerDriverTest, WhatNewerDriversKnowMakesADifference) {
   });
 }
 
-TEST_F(NewerDriverTest, WhatItDoesNotSetMakesNoDifference) {
-  const std::string key = KindOf(Plain()).key;
-  EXPECT_EQ(KeyWithAnotherFunction(), key);
-  api_.version = 13000;
-  refused_ = 0;
-  fake_.unknown_function_attributes.insert(kFunctionSharedMemoryMode);
-  EXPECT_EQ(KeyWithAnotherFunction(), KindOf(Plain()).key);
-}
-
-TEST_F(NewerDriverTest, OneThatWasTriedIsNotAskedForMore) {
-  for (const int version : {12030, 12040, 12080, 13000}) {
-    for (const int major : {9, 10}) {
-      api_.version = version;
-      fake_.compute_major = major;
-      fake_.asked_attributes.clear();
-      fake_.asked_function_attributes.clear();
-      refused_ = 0;
-      EXPECT_EQ(KindOf(Plain()).alone, "");
-      std::set<int> expected = {1, 2, 4, 5, 8, 9, 10};
-      if (version >= 12080 && major == 10) expected.insert(11);
-      if (version >= 12040) expected.insert(13);
-      EXPECT_EQ(std::set<int>(fake_.asked_attributes.begin(), fake_.asked_attributes.end()),
-                expected)
-          << version << " " << major;
-      EXPECT_EQ(*fake_.asked_function_attributes.rbegin(),
-                CU_FUNC_ATTRIBUTE_CLUSTER_SCHEDULING_POLICY_PREFERENCE);
-    }
-  }
-}
-
-TEST_F(NewerDriverTest, ARefusalIsAskedForOnceAndLeavesGraphsToShare) {
-  const GraphKind first = KindOf(Plain());
-  FakeGraph again = Plain();
-  CudaGraphDriver of_another_pool(0, api_, refused_);
-  const GraphKind second = of_another_pool.KindOf(Graph{reinterpret_cast<uintptr_t>(&again)});
-  EXPECT_EQ(first.alone, "");
-  EXPECT_EQ(first.key, second.key);
-  EXPECT_EQ(fake_.asked_attributes.count(kUnheardOf), 1u);
-  EXPECT_EQ(fake_.asked_function_attributes.count(kUnheardOfFunction), 1u);
-  EXPECT_EQ(fake_.asked_attributes.count(kSharedMemoryMode), 4u) << "of each of two kernels";
-}
-
 TEST_F(NewerDriverTest, WhoTellsWhatNobodyHasHeardOfDoesNotShare) {
   for (const int id : {kUnheardOf, kUnheardOf + 3}) {
     fake_.unknown_attributes.erase(id);
@@ -349,14 +254,6 @@ TEST_F(NewerDriverTest, WhereAModeIsHiddenTheFunctionMakesADifference) {
   }
 }
 
-TEST_F(NewerDriverTest, AnErrorIsNoRefusal) {
-  fake_.failing = {{"cuGraphKernelNodeGetAttribute", CUDA_ERROR_LAUNCH_FAILED}};
-  fake_.unknown_attributes.clear();
-  EXPECT_THROW(KindOf(Plain()), DriverError);
-  fake_.failing.clear();
-  EXPECT_NE(KindOf(Plain()).alone, "") << "what failed is asked for again";
-}
-
 TEST_F(GraphKindTest, WhatAFunctionBringsAlongMakesADifference) {
   ExpectOther("nothing", [](FakeGraph&) {});
   for (const CUfunction_attribute attribute :
@@ -374,33 +271,6 @@ TEST_F(GraphKindTest, WhatAFunctionBringsAlongMakesADifference) {
       g.nodes[3].kernel.kern = reinterpret_cast<CUkernel>(&another_);
     });
   }
-}
-
-TEST_F(GraphKindTest, WhatUpdatesCarryOverMakesNoDifference) {
-  const std::string key = KindOf(Plain()).key;
-  EXPECT_EQ(KindWith([&](FakeGraph& g) {
-              g.nodes[2].kernel.func = nullptr;
-              g.nodes[2].kernel.kern = reinterpret_cast<CUkernel>(&another_);
-            }).key,
-            key);
-  EXPECT_EQ(KindWith([](FakeGraph& g) { g.nodes[1].memset.elementSize = 1; }).key, key);
-  EXPECT_EQ(KindWith([](FakeGraph& g) {
-              g.nodes[2].attributes[CU_LAUNCH_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT] =
-                  Value(5);
-            }).key,
-            key);
-}
-
-TEST_F(GraphKindTest, AFunctionIsAskedOnceHoweverOftenItIsLaunched) {
-  KindOf(Plain());
-  const auto asked = std::exchange(fake_.asked_function_attributes, {});
-  KindWith([&](FakeGraph& g) {
-    for (int i = 0; i < 10; ++i) {
-      g.nodes.push_back(g.nodes[2]);
-      g.nodes.push_back(g.nodes[3]);
-    }
-  });
-  EXPECT_EQ(fake_.asked_function_attributes, asked);
 }
 
 TEST_F(GraphKindTest, TheShapeOfCopiesAndMemsetsMakesADifference) {

@@ -14,8 +14,6 @@
 namespace cgp {
 namespace {
 
-using ::testing::Contains;
-
 // Uses of a cache that are so many that each call of the drivers is made. Where one fails it is
 // made again. Returns how many failed.
 int Use(ExecCache* cache, const GraphBook& book, HostDriver* host, bool tries_again) {
@@ -96,17 +94,6 @@ TEST_F(ExecCacheFailureTest, EachCallOfTheGraphDriverMayFailOnceOrForGood) {
   }
 }
 
-TEST_F(ExecCacheFailureTest, EachKindOfCallMayFailForGood) {
-  using Call = GraphBook::Call;
-  for (const Call call : {Call::kKindOf, Call::kInstantiate, Call::kUpdate, Call::kUpload}) {
-    SCOPED_TRACE(static_cast<int>(call));
-    MakeCache(1);
-    book_.Arm({.call_number = 3, .for_good = true, .only = call});
-    EXPECT_GT(Use(cache_.get(), book_, &host_, false), 0) << "this test never makes the call";
-    ExpectUsable();
-  }
-}
-
 TEST_F(ExecCacheFailureTest, EachCallForEventsMayFailOnceOrForGood) {
   for (const bool for_good : {false, true}) {
     for (uint64_t call = 1;; ++call) {
@@ -118,49 +105,6 @@ TEST_F(ExecCacheFailureTest, EachCallForEventsMayFailOnceOrForGood) {
       ExpectUsable();
       ASSERT_FALSE(HasFailure());
     }
-  }
-}
-
-TEST_F(ExecCacheTest, AnAddThatFailedLeavesNothing) {
-  MakeCache(1);
-  book_.SetKind(Graph{10}, "like");
-  for (const auto call : {GraphBook::Call::kKindOf, GraphBook::Call::kInstantiate}) {
-    book_.Arm({.only = call});
-    EXPECT_THROW(cache_->Add(Graph{10}), DriverError);
-    EXPECT_EQ(Execs(), 0u);
-  }
-  const GraphNumber first = Add(Graph{11});
-  Launch(first, kA);
-  Launch(Add(Graph{12}), kA);
-  Launch(first, kA);
-  EXPECT_EQ(Execs(), 1u);
-}
-
-TEST_F(ExecCacheTest, WhatAFailedUpdateLeftIsNeverLent) {
-  MakeCache(1);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  Launch(first, kA);
-  book_.Arm({.only = GraphBook::Call::kUpdate});
-  EXPECT_THROW(cache_->Lend(second, kA), DriverError);
-  Launch(first, kA);
-  Launch(second, kA);
-  EXPECT_EQ(book_.updates(), 1u) << "a failure is no refusal: it is shared with as before";
-}
-
-TEST_F(ExecCacheTest, AStreamThatCouldNotBeMarkedIsNotNamedLater) {
-  MakeCache(1);
-  host_.HoldEvents(true);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  cache_->Lend(first, kA);
-  events_.Arm({.only = DriverCall::kRecordEvent});
-  EXPECT_THROW(cache_->GiveBack(first, ExecCache::Launch{kA, /*stream_lasts=*/false}), DriverError);
-  events_.Disarm();
-  Launch(second, kB);
-  for (const DriverCall call : events_.calls()) {
-    EXPECT_NE(call, DriverCall::kRecordEvent) << "the stream may be gone";
-    EXPECT_NE(call, DriverCall::kCapture) << "the stream may be gone";
   }
 }
 
@@ -247,46 +191,6 @@ TEST_F(ExecCacheTest, AddWithoutAnyMemoryLeavesNothing) {
                                   << number;
     if (!threw || HasFailure()) break;
   }
-}
-
-TEST_F(ExecCacheTest, ALaunchThatIsGivenBackWithoutMemoryIsKnown) {
-  MakeCache(1);
-  host_.HoldEvents(true);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  const GraphExec exec = cache_->Lend(first, kA);
-  {
-    const AllocationFault fault(1);
-    try {
-      cache_->GiveBack(first, {.stream = kA, .stream_lasts = true});
-    } catch (const std::bad_alloc&) {  // it is given back all the same
-    }
-  }
-  EXPECT_NE(Launch(second, kB), exec) << "it runs on another stream";
-  EXPECT_EQ(Launch(Add(Graph{12}), kA), exec);
-  Launch(first, kC);
-  EXPECT_THAT(host_.waits(), Contains(kCForA)) << "both launches of it may run at once";
-}
-
-TEST_F(ExecCacheTest, ACapturedLaunchWhoseCaptureIsUnknownHidesNothing) {
-  MakeCache(1);
-  host_.HoldEvents(true);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  Launch(first, kA);
-  const CaptureId capture = host_.graphs().Begin(kB);
-  cache_->Lend(first, kB);
-  events_.Arm({.only = DriverCall::kCapture});
-  try {
-    GiveBack(first, kB);
-  } catch (const DriverError&) {
-  }
-  events_.Disarm();
-  host_.graphs().End(capture);
-  Launch(second, kA);
-  host_.CompleteEvents(kB);
-  Launch(first, kC);
-  EXPECT_THAT(host_.waits(), Contains(kCForA));
 }
 
 }  // namespace

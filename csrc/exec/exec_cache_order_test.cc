@@ -50,52 +50,6 @@ class ExecCacheOrderTest : public ExecCacheTest {
   GraphNumber other_{};
 };
 
-TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasUpdatedSince) {
-  MakeTwo();
-  const GraphExec exec = Launch(graph_, kA);
-  EXPECT_EQ(Launch(other_, kA), exec);
-  EXPECT_THAT(host_.waits(), IsEmpty());
-  EXPECT_NE(Launch(graph_, kB), exec);
-  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
-}
-
-TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasDestroyedSince) {
-  MakeCache(1);
-  const GraphNumber graph = Add(Graph{10}, "one");
-  const GraphNumber other = Add(Graph{20}, "two");
-  Launch(graph, kA);
-  Launch(other, kA);
-  EXPECT_EQ(Execs(), 1u);
-  Launch(graph, kB);
-  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
-}
-
-TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatWasReplaced) {
-  MakeCache(2);
-  const GraphNumber graph = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  const GraphNumber third = Add(Graph{12});
-  Launch(second, kA);
-  Launch(third, kA);
-  for (uint32_t i = 0; i < kLongStay; ++i) Launch(graph, kA);
-  const uint64_t made = book_.instantiations();
-  cache_->Lend(graph, kA);  // and its launch may come after the other one's
-  EXPECT_EQ(book_.instantiations(), made + 1) << "it stays, and gets one that is made for it";
-  Launch(graph, kB);
-  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
-  GiveBack(graph, kA);
-}
-
-TEST_F(ExecCacheOrderTest, BehindALaunchOnAnExecutableThatAFailedUpdateTook) {
-  MakeTwo();
-  Launch(graph_, kA);
-  book_.Arm({.only = GraphBook::Call::kUpdate});
-  EXPECT_THROW(cache_->Lend(other_, kA), DriverError);
-  EXPECT_EQ(Execs(), 0u);
-  Launch(graph_, kB);
-  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
-}
-
 TEST_F(ExecCacheOrderTest, BehindALaunchOnAStreamThatMayBeGone) {
   MakeTwo();
   Launch(graph_, kA, /*lasts=*/false);
@@ -110,44 +64,6 @@ TEST_F(ExecCacheOrderTest, BehindALaunchOnAStreamThatMayBeGone) {
   EXPECT_THAT(host_.waits(), Contains(HostDriver::Wait{kA, kA}));
 }
 
-TEST_F(ExecCacheOrderTest, WhatIsPreparedWaitsToo) {
-  MakeTwo();
-  Launch(graph_, kA);
-  Launch(other_, kA);
-  cache_->Prepare(graph_, {kB, true});
-  EXPECT_THAT(host_.waits(), ElementsAre(kBForA))
-      << "its end stands for all that the graph has had, as that of a launch does";
-}
-
-TEST_F(ExecCacheOrderTest, OnOneStreamNothingWaits) {
-  MakeTwo();
-  for (int i = 0; i < 3; ++i) {
-    Launch(graph_, kA);
-    Launch(other_, kA);
-  }
-  EXPECT_THAT(host_.waits(), IsEmpty());
-  EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], book_.updates()) << "one for each switch";
-}
-
-TEST_F(ExecCacheOrderTest, WhatHasEndedIsNotAwaitedAndItsMarkGoes) {
-  MakeTwo();
-  Launch(graph_, kA);
-  Launch(other_, kA);
-  host_.CompleteEvents();
-  Launch(graph_, kB);
-  EXPECT_THAT(host_.waits(), IsEmpty());
-  EXPECT_EQ(host_.usage().events, 1u) << "that of the other one's launch, which was in the way";
-}
-
-TEST_F(ExecCacheOrderTest, TheMarkGoesWithTheGraph) {
-  MakeTwo();
-  Launch(graph_, kA);
-  Launch(other_, kA);
-  EXPECT_EQ(host_.usage().events, 1u);
-  Remove(graph_);
-  EXPECT_EQ(host_.usage().events, 0u);
-}
-
 TEST_F(ExecCacheOrderTest, AStreamThatACaptureHoldsDoesNotWaitAndHidesNothing) {
   MakeTwo();
   Launch(graph_, kA);
@@ -159,68 +75,6 @@ TEST_F(ExecCacheOrderTest, AStreamThatACaptureHoldsDoesNotWaitAndHidesNothing) {
   EXPECT_EQ(Launch(Add(Graph{12}), kB), exec) << "it has not been launched yet";
   Launch(graph_, kC);
   EXPECT_THAT(host_.waits(), Contains(kCForA));
-}
-
-TEST_F(ExecCacheOrderTest, ACapturedLaunchDoesNotHideThatOfTheSameExecutable) {
-  MakeTwo();
-  const GraphExec exec = Launch(graph_, kA);
-  const CaptureId capture = host_.graphs().Begin(kB);
-  EXPECT_EQ(Launch(graph_, kB), exec);
-  host_.graphs().End(capture);
-  EXPECT_EQ(Launch(other_, kA), exec);
-  Launch(graph_, kC);
-  EXPECT_THAT(host_.waits(), ElementsAre(kCForA));
-}
-
-TEST_F(ExecCacheOrderTest, WhatSeveralThreadsWereLentComesBackInAnyOrder) {
-  MakeTwo();
-  Launch(graph_, kC);
-  const GraphExec exec = cache_->Lend(graph_, kA);
-  const CaptureId capture = host_.graphs().Begin(kB);
-  cache_->Lend(graph_, kB);
-  GiveBack(graph_, kA);
-  GiveBack(graph_, kB);
-  host_.graphs().End(capture);
-  EXPECT_NE(Launch(other_, kB), exec) << "it runs on the first stream";
-}
-
-TEST_F(ExecCacheOrderTest, WhatWasLentAtOnceAndComesBackFirstMayHaveBeenLaunchedLast) {
-  MakeTwo();
-  cache_->Lend(graph_, kA);
-  cache_->Lend(graph_, kB);
-  GiveBack(graph_, kB);
-  GiveBack(graph_, kA);
-  EXPECT_THAT(host_.waits(), ElementsAre(HostDriver::Wait{kA, kB})) << "its end stands for both";
-  Launch(other_, kA);
-  Launch(graph_, kC);
-  EXPECT_THAT(host_.waits(), Contains(kCForA));
-}
-
-TEST_F(ExecCacheOrderTest, WhatACaptureKeptFromBeingMarkedIsMarkedLater) {
-  MakeTwo();
-  Launch(graph_, kA);
-  const CaptureId capture = host_.graphs().Begin(kA);
-  Launch(other_, kA);
-  EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], 0u);
-  host_.graphs().End(capture);
-  Launch(graph_, kC);
-  EXPECT_THAT(host_.waits(), ElementsAre(kCForA));
-}
-
-TEST_F(ExecCacheOrderTest, AFailureLeavesWhatWasKnown) {
-  MakeTwo();
-  const GraphExec exec = Launch(graph_, kA);
-  events_.Arm({.only = DriverCall::kRecordEvent});
-  EXPECT_THROW(cache_->Lend(other_, kA), DriverError);
-  EXPECT_EQ(book_.HeldBy(exec), Graph{10});
-  Launch(other_, kA);
-  for (const DriverCall call : {DriverCall::kWaitEvent, DriverCall::kEventDone}) {
-    events_.Arm({.only = call});
-    EXPECT_THROW(cache_->Lend(graph_, kB), DriverError);
-    EXPECT_THAT(host_.waits(), IsEmpty());
-  }
-  Launch(graph_, kB);
-  EXPECT_THAT(host_.waits(), ElementsAre(kBForA));
 }
 
 // --- On a device whose streams get on at random ---

@@ -16,57 +16,9 @@
 namespace cgp {
 namespace {
 
-using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::Not;
-using ::testing::Pair;
 using ::testing::SizeIs;
-
-TEST_F(ExecCacheTest, GraphsOfAKindTakeTurnsWithOne) {
-  MakeCache(1);
-  host_.HoldEvents(true);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{20});
-  const GraphExec exec = Launch(first, kA);
-  EXPECT_EQ(Launch(second, kA), exec);
-  EXPECT_EQ(Launch(second, kA), exec);
-  EXPECT_EQ(Launch(first, kA), exec);
-  EXPECT_EQ(book_.instantiations(), 1u);
-  EXPECT_EQ(book_.updates(), 2u) << "no switch to a graph that is held";
-  EXPECT_EQ(Execs(), 1u);
-  constexpr auto kAsks = DriverCall::kCapture, kMarks = DriverCall::kRecordEvent;
-  EXPECT_THAT(events_.calls(), ElementsAre(kAsks, kMarks, kAsks, kAsks, kMarks, kAsks))
-      << "on one stream each switch makes a mark, and nobody asks after one";
-}
-
-TEST_F(ExecCacheTest, TheFirstOfAKindGetsOneAtOnceWithinTheLimit) {
-  MakeCache(2);
-  Add(Graph{10}, "one");
-  EXPECT_EQ(Execs(), 1u);
-  Add(Graph{11}, "one");
-  EXPECT_EQ(Execs(), 1u);
-  Add(Graph{20}, "two");
-  EXPECT_EQ(Execs(), 2u);
-  Add(Graph{30}, "three");
-  EXPECT_EQ(Execs(), 2u);
-  Add(Graph{40}, "four", "alone");
-  EXPECT_EQ(Execs(), 3u);
-}
-
-TEST_F(ExecCacheTest, KeepsTheLimitAndTheLongestUnusedGoes) {
-  MakeCache(2);
-  std::vector<GraphNumber> numbers;
-  for (uint64_t i = 0; i < 4; ++i) numbers.push_back(Add(Graph{10 + i}, i < 2 ? "one" : "two"));
-  for (const GraphNumber number : numbers) {
-    Launch(number, kA);
-    EXPECT_LE(Execs(), 2u);
-  }
-  const uint64_t steps = book_.instantiations() + book_.updates();
-  Launch(numbers[2], kA);
-  Launch(numbers[3], kA);
-  EXPECT_EQ(book_.instantiations() + book_.updates(), steps) << "the last two are still held";
-}
 
 TEST_F(ExecCacheTest, WhatIsNotShareableKeepsItsOwn) {
   MakeCache(1);
@@ -86,46 +38,6 @@ TEST_F(ExecCacheTest, WhatIsNotShareableKeepsItsOwn) {
   Remove(own);
   EXPECT_EQ(Execs(), 2u);
   EXPECT_EQ(cache_->stats().alone, (std::map<std::string, size_t>{{"alone", 1}}));
-}
-
-TEST_F(ExecCacheTest, ARefusedGraphGetsItsOwnAndTheOthersAreUnharmed) {
-  MakeCache(std::nullopt);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber refused = Add(Graph{11});
-  const GraphNumber third = Add(Graph{12});
-  book_.Refuse(Graph{11});
-  Launch(first, kA);
-  Launch(refused, kA);
-  EXPECT_EQ(Execs(), 2u);
-  Launch(third, kA);
-  const uint64_t attempts = book_.changed().size();
-  Launch(refused, kA);
-  Launch(first, kA);
-  Launch(refused, kA);
-  EXPECT_EQ(book_.changed().size(), attempts + 1) << "it is not tried again";
-  EXPECT_EQ(Execs(), 2u);
-  Remove(refused);
-  EXPECT_EQ(Execs(), 1u);
-  Launch(third, kA);
-  Remove(first);
-  Remove(third);
-  EXPECT_EQ(Execs(), 0u);
-  Launch(Add(Graph{13}), kA);
-}
-
-TEST_F(ExecCacheTest, ARefusedGraphThatWasTheLastOfItsKindTakesTheKindWithIt) {
-  MakeCache(1);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber refused = Add(Graph{11});
-  book_.Refuse(Graph{11});
-  Launch(first, kA);
-  Remove(first);  // its executable is left for the other
-  EXPECT_EQ(Execs(), 1u);
-  Launch(refused, kA);
-  const GraphNumber later = Add(Graph{12});
-  Launch(later, kA);
-  Launch(refused, kA);
-  EXPECT_EQ(Execs(), 1u);
 }
 
 TEST_F(ExecCacheTest, WhatIsLentIsNotTouched) {
@@ -168,34 +80,6 @@ TEST_F(ExecCacheTest, AnUnfinishedLaunchElsewhereIsNotTouched) {
   host_.HoldEvents(false);
   for (uint32_t i = 0; i < kLaunchesBeforeMore; ++i) Launch(i % 2 == 0 ? first : second, kA);
   EXPECT_EQ(Execs(), 1u) << "though each graph has its own";
-}
-
-TEST_F(ExecCacheTest, ALaunchThatHasEndedElsewhereIsNoHindrance) {
-  MakeCache(1);
-  host_.HoldEvents(true);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  const GraphNumber third = Add(Graph{12});
-  const GraphExec exec = Launch(first, kA);
-  const GraphExec other = Launch(second, kB);  // asks for the end of the first
-  EXPECT_NE(exec, other);
-  host_.CompleteEvents(kA);
-  EXPECT_EQ(Launch(third, kB), exec) << "the longest unused";
-  EXPECT_EQ(Execs(), 1u);
-}
-
-TEST_F(ExecCacheTest, ALaterLaunchCountsWhereItWasMade) {
-  MakeCache(1);
-  host_.HoldEvents(true);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  Launch(first, kA);
-  cache_->Lend(first, kB);
-  GiveBack(first, kB);
-  book_.ForgetChanges();
-  EXPECT_NE(Launch(second, kA), cache_->Lend(first, kB)) << "it was launched on B last";
-  GiveBack(first, kB);
-  EXPECT_THAT(book_.changed(), IsEmpty());
 }
 
 TEST_F(ExecCacheTest, ACapturingStreamIsNotAskedAndCountsAsUnfinished) {
@@ -255,37 +139,6 @@ TEST_F(ExecCacheTest, AStreamThatMayGoIsMarkedAtOnceAndNeverNamedAgain) {
   EXPECT_EQ(host_.usage().events, 1u) << "one mark for each executable";
 }
 
-TEST_F(ExecCacheTest, ALaunchThatIsKnownToHaveEndedIsNotAskedAfterAgain) {
-  for (const bool lasts : {false, true}) {
-    MakeCache(2);
-    const GraphNumber first = Add(Graph{10});
-    const GraphNumber second = Add(Graph{11});
-    const GraphExec exec = Launch(first, kA, lasts);
-    const GraphExec other = Launch(second, kA, lasts);
-    EXPECT_EQ(Launch(Add(Graph{12}), kB), exec);
-    events_.Disarm();
-    EXPECT_EQ(Launch(first, kB), other);
-    EXPECT_THAT(events_.calls(), Not(Contains(DriverCall::kEventDone)));
-  }
-}
-
-TEST_F(ExecCacheTest, PreparesOnTheStreamWhatTheNextLaunchFinds) {
-  MakeCache(1);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  Launch(first, kA);
-  cache_->Prepare(second, {kA, true});
-  const GraphExec exec = cache_->Lend(second, kA);
-  GiveBack(second, kA);
-  EXPECT_THAT(book_.uploads(), ElementsAre(Pair(exec, kA)));
-  EXPECT_EQ(book_.updates(), 1u) << "the switch was made ahead";
-  EXPECT_EQ(book_.HeldBy(exec), Graph{11});
-  const GraphExec lent = cache_->Lend(first, kA);
-  cache_->Prepare(second, {kA, true});
-  EXPECT_EQ(book_.HeldBy(lent), Graph{10}) << "what is lent is not switched for it";
-  GiveBack(first, kA);
-}
-
 TEST_F(ExecCacheTest, PreparesNothingOnAStreamThatACaptureHolds) {
   MakeCache(1);
   Add(Graph{10});
@@ -297,21 +150,6 @@ TEST_F(ExecCacheTest, PreparesNothingOnAStreamThatACaptureHolds) {
   host_.graphs().End(capture);
   cache_->Prepare(second, {kA, true});
   EXPECT_THAT(book_.uploads(), SizeIs(1));
-}
-
-TEST_F(ExecCacheTest, WhatIsBeingPreparedElsewhereIsNotTouched) {
-  MakeCache(1);
-  host_.HoldEvents(true);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  cache_->Prepare(first, {kA, true});  // behind whatever runs there
-  book_.ForgetChanges();
-  const GraphExec other = Launch(second, kB);
-  EXPECT_THAT(book_.changed(), IsEmpty());
-  EXPECT_NE(Launch(first, kA), other);
-  events_.Disarm();
-  cache_->Prepare(first, {kA, false});
-  EXPECT_THAT(events_.calls(), Contains(DriverCall::kRecordEvent)) << "the stream may go";
 }
 
 TEST_F(ExecCacheTest, WhatIsDestroyedHasEnded) {
@@ -361,44 +199,6 @@ TEST_F(ExecCacheTest, WhatIsLaunchedMeanwhileIsNotAwaited) {
   Launch(first, kA);  // no launch ever ends
   waiting.join();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, kLongest);
-}
-
-TEST_F(ExecCacheTest, AGraphThatStaysGetsOneThatIsMadeForIt) {
-  MakeCache(1);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  Launch(first, kA);
-  for (uint32_t i = 0; i < 2 * kVeryLongStay; ++i) Launch(second, kA);
-  EXPECT_EQ(book_.updates(), 1u);
-  EXPECT_EQ(book_.instantiations(), 2u);
-  EXPECT_EQ(Execs(), 1u);
-}
-
-TEST_F(ExecCacheTest, NothingIsRecordedOnAStreamThatCapturesAndMayBeGone) {
-  MakeCache(1);
-  const GraphNumber first = Add(Graph{10});
-  host_.graphs().Begin(kA);
-  Launch(first, kA, /*lasts=*/false);
-  EXPECT_EQ(host_.usage().events, 0u);
-}
-
-TEST_F(ExecCacheTest, AGraphMayComeAndGoForEver) {
-  MakeCache(2);
-  host_.HoldEvents(true);
-  const GraphNumber stays = Add(Graph{10});
-  for (uint64_t i = 0; i < 1000; ++i) {
-    const GraphNumber comes = Add(Graph{100 + i}, i % 3 == 0 ? "like" : std::to_string(i));
-    if (i % 7 == 0) book_.Refuse(Graph{100 + i});
-    Launch(comes, i % 2 == 0 ? kA : kB, i % 5 != 0);
-    Launch(stays, kA);
-    Remove(comes);
-    if (i % 10 == 0) host_.CompleteEvents();
-    ASSERT_LE(Execs(), 3u);
-    ASSERT_LE(host_.usage().events, 5u) << "one for each executable, and for each graph";
-  }
-  Remove(stays);
-  EXPECT_EQ(Execs(), 0u);
-  EXPECT_EQ(host_.usage().events, 0u);
 }
 
 // --- Many threads ---

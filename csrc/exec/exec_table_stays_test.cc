@@ -13,8 +13,6 @@ namespace {
 
 using ::testing::Each;
 using ::testing::ElementsAre;
-using ::testing::Eq;
-using ::testing::IsEmpty;
 
 class ExecTableStaysTest : public ExecTableTest {
  protected:
@@ -23,18 +21,6 @@ class ExecTableStaysTest : public ExecTableTest {
     for (int i = 0; i < 42; ++i) Stay(table, graphs[static_cast<size_t>(i) % graphs.size()], 1);
   }
 };
-
-TEST_F(ExecTableStaysTest, WhatWasUpdatedIsMadeAnewForAGraphThatStays) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 3);
-  Hurry(&table, graphs);
-  const std::vector<Step> steps = Stay(&table, graphs[0], 2 * kLongStay);
-  EXPECT_EQ(steps.front(), Step::kUpdate);
-  for (uint32_t i = 1; i < steps.size(); ++i) {
-    EXPECT_EQ(steps[i], i == kLongStay ? Step::kMake : Step::kNone) << i;
-  }
-  EXPECT_EQ(table.exec_count(), 2u);
-}
 
 TEST_F(ExecTableStaysTest, NobodyWaitsForTheLaunchesOfTheGraphThatStays) {
   ExecTable table(2);
@@ -48,18 +34,6 @@ TEST_F(ExecTableStaysTest, NobodyWaitsForTheLaunchesOfTheGraphThatStays) {
   Run(&table, graphs[0]);
   EXPECT_NE(table.HolderOf(graphs[0]), updated);
   EXPECT_EQ(PlanFor(table, graphs[1]).exec, updated) << "it holds nothing: the next one takes it";
-}
-
-TEST_F(ExecTableStaysTest, WhatIsInUseIsNotMadeAnew) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 3);
-  Hurry(&table, graphs);
-  Stay(&table, graphs[0], kLongStay);
-  in_use_ = {*table.HolderOf(graphs[0])};
-  EXPECT_EQ(PlanFor(table, graphs[0]).step, Step::kNone);
-  in_use_ = {*table.HolderOf(graphs[2])};
-  EXPECT_THAT(PlanFor(table, graphs[0]).destroy, ElementsAre(*table.HolderOf(graphs[0])))
-      << "where the other one is in use, its own goes";
 }
 
 TEST_F(ExecTableStaysTest, TheOnlyOneIsMadeAnewWhenItsLaunchesHaveEndedOrAfterVeryMany) {
@@ -80,55 +54,6 @@ TEST_F(ExecTableStaysTest, TheOnlyOneIsMadeAnewWhenItsLaunchesHaveEndedOrAfterVe
     Run(&table, graphs[0]);
     EXPECT_EQ(table.exec_count(), 1u);
   }
-}
-
-TEST_F(ExecTableStaysTest, AProgramThatStaysGetsNewOnesAtOnce) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 3);
-  for (int round = 0; round < 20; ++round) {
-    Stay(&table, graphs[static_cast<size_t>(round) % 3], 2 * kLongStay);
-  }
-  const ExecNumber oldest = *table.HolderOf(graphs[0]);  // 1 is the last one, 2 has none
-  EXPECT_EQ(table.HolderOf(graphs[2]), std::nullopt);
-  const ExecTable::Plan plan = PlanFor(table, graphs[2]);
-  EXPECT_EQ(plan.step, Step::kMake);
-  EXPECT_THAT(plan.destroy, ElementsAre(oldest));
-  EXPECT_THAT(Stay(&table, graphs[2], 3 * kLongStay).back(), Step::kNone);
-  Hurry(&table, graphs);
-  EXPECT_EQ(PlanFor(table, table.HolderOf(graphs[0]) ? graphs[1] : graphs[0]).step, Step::kUpdate)
-      << "it has not stayed of late";
-}
-
-TEST_F(ExecTableStaysTest, TheOnlyOneIsUpdatedWhileItRuns) {
-  ExecTable table(1);
-  const auto graphs = AddGraphs(&table, 2);
-  for (int round = 0; round < 20; ++round) {
-    Stay(&table, graphs[static_cast<size_t>(round) % 2], 2 * kLongStay);
-  }
-  running_ = {*table.HolderOf(graphs[1])};
-  EXPECT_EQ(PlanFor(table, graphs[0]).step, Step::kUpdate);
-  running_.clear();
-  EXPECT_EQ(PlanFor(table, graphs[0]).step, Step::kMake);
-}
-
-TEST_F(ExecTableStaysTest, WhatWasMadeForAGraphIsNeverMadeAnew) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 2);
-  EXPECT_EQ(Stay(&table, graphs[0], 1).front(), Step::kMake);
-  EXPECT_THAT(Stay(&table, graphs[0], 100), Each(Step::kNone));
-}
-
-TEST_F(ExecTableStaysTest, TheLastGraphOfAGroupReplacesItsOwn) {
-  ExecTable table(4);
-  const auto graphs = AddGraphs(&table, 2);
-  Run(&table, graphs[0]);
-  EXPECT_THAT(table.Remove(graphs[0]), Eq(std::nullopt));
-  EXPECT_EQ(Stay(&table, graphs[1], kLongStay).front(), Step::kUpdate);
-  const ExecTable::Plan plan = PlanFor(table, graphs[1]);
-  EXPECT_EQ(plan.step, Step::kMake);
-  EXPECT_THAT(plan.destroy, ElementsAre(*table.HolderOf(graphs[1])))
-      << "never more executables than graphs";
-  Run(&table, graphs[1]);
 }
 
 // Whatever is launched how often, and whatever runs meanwhile.

@@ -19,78 +19,6 @@ using ::testing::ElementsAre;
 using ::testing::Eq;
 using ::testing::IsEmpty;
 using ::testing::Optional;
-using ::testing::UnorderedElementsAre;
-TEST_F(ExecTableTest, GraphsOfAGroupTakeTurns) {
-  ExecTable table(1);
-  const auto graphs = AddGraphs(&table, 2);
-  EXPECT_EQ(Run(&table, graphs[0]), Step::kMake);
-  const ExecNumber exec = *table.HolderOf(graphs[0]);
-  EXPECT_EQ(Run(&table, graphs[1]), Step::kUpdate);
-  EXPECT_EQ(table.HolderOf(graphs[1]), exec);
-  EXPECT_EQ(table.HolderOf(graphs[0]), std::nullopt);
-  EXPECT_EQ(Run(&table, graphs[1]), Step::kNone);
-  EXPECT_EQ(table.exec_count(), 1u);
-}
-
-TEST_F(ExecTableTest, WithinTheLimitEachGraphGetsItsOwn) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 3);
-  EXPECT_EQ(Run(&table, graphs[0]), Step::kMake);
-  EXPECT_EQ(Run(&table, graphs[1]), Step::kMake);
-  EXPECT_EQ(Run(&table, graphs[0]), Step::kNone);
-  EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate);
-  EXPECT_EQ(table.HolderOf(graphs[1]), std::nullopt) << "the longest unused goes first";
-  EXPECT_TRUE(table.HolderOf(graphs[0]));
-  EXPECT_EQ(table.exec_count(), 2u);
-}
-
-TEST_F(ExecTableTest, AnotherGroupsExecutableIsDestroyedAndNotUpdated) {
-  ExecTable table(2);
-  const auto first = AddGraphs(&table, 2);
-  const auto second = AddGraphs(&table, 1);
-  Run(&table, first[0]);
-  Run(&table, first[1]);
-  const ExecNumber oldest = *table.HolderOf(first[0]);
-  const ExecTable::Plan plan = PlanFor(table, second[0]);
-  EXPECT_EQ(plan.step, Step::kMake);
-  EXPECT_EQ(plan.exec, std::nullopt);
-  EXPECT_THAT(plan.destroy, ElementsAre(oldest));
-  Run(&table, second[0]);
-  EXPECT_EQ(table.HolderOf(first[0]), std::nullopt);
-  EXPECT_TRUE(table.HolderOf(first[1]));
-}
-
-TEST_F(ExecTableTest, WithoutALimitThereIsOneForEachGroup) {
-  ExecTable table(std::nullopt);
-  const auto first = AddGraphs(&table, 3);
-  const auto second = AddGraphs(&table, 2);
-  for (int round = 0; round < 3; ++round) {
-    for (const GraphNumber graph : first) Run(&table, graph);
-    for (const GraphNumber graph : second) Run(&table, graph);
-  }
-  EXPECT_EQ(table.exec_count(), 2u);
-  EXPECT_EQ(Run(&table, first[2]), Step::kNone) << "another group's use takes nothing away";
-}
-
-TEST_F(ExecTableTest, WhatIsInUseStaysAndTheNumberComesBackToTheLimit) {
-  for (const std::optional<size_t> limit : {std::optional<size_t>(1), std::optional<size_t>()}) {
-    ExecTable table(limit);
-    const auto graphs = AddGraphs(&table, 4);
-    Run(&table, graphs[0]);
-    in_use_ = {*table.HolderOf(graphs[0])};
-    EXPECT_EQ(Run(&table, graphs[1]), Step::kMake);
-    EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate);
-    EXPECT_TRUE(table.HolderOf(graphs[0]));
-    EXPECT_EQ(table.exec_count(), 2u);
-    in_use_.clear();
-    const ExecTable::Plan plan = PlanFor(table, graphs[3]);
-    EXPECT_EQ(plan.exec, table.HolderOf(graphs[0]));
-    EXPECT_THAT(plan.destroy, ElementsAre(*table.HolderOf(graphs[2])));
-    Run(&table, graphs[3]);
-    EXPECT_EQ(table.exec_count(), 1u);
-  }
-}
-
 TEST_F(ExecTableTest, WhatNobodyNeedsAtOnceAnyMoreGoesThoughEachGraphIsHeld) {
   for (const std::optional<size_t> limit : {std::optional<size_t>(1), std::optional<size_t>()}) {
     ExecTable table(limit);
@@ -112,18 +40,6 @@ TEST_F(ExecTableTest, WhatNobodyNeedsAtOnceAnyMoreGoesThoughEachGraphIsHeld) {
     Run(&table, graphs[2]);
     EXPECT_EQ(table.exec_count(), 1u);
   }
-}
-
-TEST_F(ExecTableTest, AGraphThatIsHeldNeedsNothingThoughInUse) {
-  ExecTable table(1);
-  const auto graphs = AddGraphs(&table, 2);
-  Run(&table, graphs[0]);
-  in_use_ = {*table.HolderOf(graphs[0])};
-  EXPECT_EQ(Run(&table, graphs[0]), Step::kNone);
-  Run(&table, graphs[1]);
-  const ExecTable::Plan plan = PlanFor(table, graphs[0]);
-  EXPECT_EQ(plan.step, Step::kNone);
-  EXPECT_THAT(plan.destroy, IsEmpty()) << "nor is anything tidied up for it";
 }
 
 TEST_F(ExecTableTest, OneThatIsAloneCountsTowardsNoLimit) {
@@ -148,31 +64,6 @@ TEST_F(ExecTableTest, OneThatIsAloneCountsTowardsNoLimit) {
   EXPECT_FALSE(table.Contains(group));
 }
 
-TEST_F(ExecTableTest, WhatARemovedGraphLeavesIsTakenBeforeAnotherIsSwitched) {
-  ExecTable table(2);
-  const auto graphs = AddGraphs(&table, 4);
-  Run(&table, graphs[0]);
-  Run(&table, graphs[1]);
-  const ExecNumber left = *table.HolderOf(graphs[1]);
-  EXPECT_THAT(table.Remove(graphs[1]), Eq(std::nullopt));
-  table.Check();
-  EXPECT_EQ(Run(&table, graphs[2]), Step::kUpdate);
-  EXPECT_EQ(table.HolderOf(graphs[2]), left) << "though the other was not used for longer";
-  EXPECT_TRUE(table.HolderOf(graphs[0]));
-}
-
-TEST_F(ExecTableTest, WhatIsLeftEmptyAndBusyDoesNotMakeMoreExecutablesThanGraphs) {
-  ExecTable table(4);
-  const auto graphs = AddGraphs(&table, 3);
-  Run(&table, graphs[0]);
-  Run(&table, graphs[1]);
-  const ExecNumber busy = *table.HolderOf(graphs[0]);
-  in_use_ = {busy};
-  EXPECT_THAT(table.Remove(graphs[0]), Eq(std::nullopt));
-  EXPECT_EQ(Run(&table, graphs[2]), Step::kMake) << "it still runs for another stream";
-  EXPECT_EQ(table.exec_count(), 2u);
-}
-
 TEST_F(ExecTableTest, AGraphThatIsSetApartHasAGroupOfItsOwn) {
   ExecTable table(1);
   const GroupNumber group = table.AddGroup(GroupKind::kShared);
@@ -194,20 +85,6 @@ TEST_F(ExecTableTest, AGraphThatIsSetApartHasAGroupOfItsOwn) {
   EXPECT_THAT(plan.destroy, ElementsAre(exec)) << "it counts towards the limit";
   table.Remove(first);
   EXPECT_FALSE(table.Contains(group));
-}
-
-TEST_F(ExecTableTest, TheGroupOfALastGraphThatIsSetApartIsGone) {
-  ExecTable table(std::nullopt);
-  const GroupNumber group = table.AddGroup(GroupKind::kShared);
-  const GraphNumber removed = table.Add(group);
-  const GraphNumber graph = table.Add(group);
-  Run(&table, removed);
-  const ExecNumber left = *table.HolderOf(removed);
-  EXPECT_THAT(table.Remove(removed), Eq(std::nullopt));
-  EXPECT_THAT(table.SetApart(graph), Optional(left)) << "no graph of its group is left";
-  EXPECT_FALSE(table.Contains(group));
-  EXPECT_EQ(table.exec_count(), 0u);
-  table.Check();
 }
 
 TEST_F(ExecTableTest, AStepThatIsNotAllowedIsRefused) {

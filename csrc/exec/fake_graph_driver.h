@@ -29,16 +29,6 @@ class GraphBook {
     const std::lock_guard lock(mutex_);
     kinds_[graph] = {.key = std::move(key), .alone = std::move(alone), .exec_bytes = 1};
   }
-  // There is room for executables of so much in all, of which one that is made for the graph takes
-  // `size`; those of others take 1.
-  void SetMemory(uint64_t size) {
-    const std::lock_guard lock(mutex_);
-    memory_ = size;
-  }
-  void SetSize(Graph graph, uint64_t size) {
-    const std::lock_guard lock(mutex_);
-    sizes_[graph] = size;
-  }
   // Updates to the graph are refused from now on.
   void Refuse(Graph graph) {
     const std::lock_guard lock(mutex_);
@@ -86,28 +76,13 @@ class GraphBook {
     if (!fault_ || (fault_->only && *fault_->only != call)) return;
     ++counted_;
     if (fault_->for_good ? counted_ < fault_->call_number : counted_ != fault_->call_number) return;
-    Fail(fault_->status);
-  }
-  [[noreturn]] void Fail(DriverStatus status) {
     ++failures_;
-    throw DriverError(status, "fake", 1, "FAKE", 0, 0);
-  }
-  // What a new executable for the graph takes.
-  uint64_t Allocate(Graph graph) {
-    const auto known = sizes_.find(graph);
-    const uint64_t size = known == sizes_.end() ? 1 : known->second;
-    uint64_t used = 0;
-    for (const auto& [exec, taken] : taken_) used += taken;
-    if (memory_ && used + size > *memory_) Fail(DriverStatus::kOutOfMemory);
-    return size;
+    throw DriverError(fault_->status, "fake", 1, "FAKE", 0, 0);
   }
 
   mutable std::mutex mutex_;
   std::map<Graph, GraphKind> kinds_;
   std::set<Graph> refused_;
-  std::optional<uint64_t> memory_;
-  std::map<Graph, uint64_t> sizes_;
-  std::map<GraphExec, uint64_t> taken_;
   std::map<GraphExec, std::optional<Graph>> holds_;
   std::vector<GraphExec> changed_;  // updated, or asked to be, since ForgetChanges()
   std::vector<std::pair<GraphExec, StreamId>> uploads_;
@@ -134,9 +109,7 @@ class FakeGraphDriver final : public GraphDriver {
     const std::lock_guard lock(book_.mutex_);
     book_.Count(GraphBook::Call::kInstantiate);
     if (!book_.kinds_.contains(graph)) ++book_.mistakes_;
-    const uint64_t size = book_.Allocate(graph);
     const GraphExec exec{++book_.last_exec_};
-    book_.taken_[exec] = size;
     book_.holds_[exec] = graph;
     ++book_.instantiations_;
     return exec;
@@ -174,7 +147,6 @@ class FakeGraphDriver final : public GraphDriver {
   void Destroy(GraphExec exec) noexcept override {
     const std::lock_guard lock(book_.mutex_);
     if (book_.holds_.erase(exec) == 0) ++book_.mistakes_;
-    book_.taken_.erase(exec);
   }
 
  private:

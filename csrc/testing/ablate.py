@@ -17,17 +17,17 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
-from altered_tree import ROOT, build
-
-sys.path.insert(0, str(ROOT))
-sys.path.insert(0, str(ROOT / "benchmarks"))
-sys.path.insert(0, str(ROOT / "tests/traces"))
+# At the end: the package that is installed stands before the sources.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+sys.path.append(sys.path[-1] + "/benchmarks")
+sys.path.append(sys.path[-2] + "/tests/traces")
 import generate
 import one_way
 import stream_programs
 import trace_to_text
 from _quality import read_quality
 
+ROOT = Path(__file__).resolve().parents[2]
 RULES = {
     "known-again": "what comes behind the same sizes as in an earlier scope goes where it lay then",
     "known-alike": "a block goes where one of as many pages lay in this scope",
@@ -128,8 +128,9 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [rule for rule in RULES if not options.only or any(o in rule for o in options.only)]
     taken = [rules for count in range(3) for rules in combinations(chosen, count)]
-    if errors := build(ROOT, "build/ablation", ["cgp_ablation"], options.jobs):
-        sys.exit(errors)
+    subprocess.run(["cmake", "-B", "build/ablation"], cwd=ROOT, stdout=sys.stderr, check=True)
+    make = ["cmake", "--build", "build/ablation", f"-j{options.jobs}", "-t", "cgp_ablation"]
+    subprocess.run(make, cwd=ROOT, stdout=sys.stderr, check=True)
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
         write_traces(texts := Path(directory), texts / "json")
         found = dict(zip(taken, pool.map(lambda r: measure(texts, r), taken), strict=True))

@@ -21,24 +21,6 @@ TEST(CaptureTraceTest, SaysWhichLineIsNone) {
   }
 }
 
-TEST(CaptureTraceTest, WhatStreamsDoStaysWithItsGraph) {
-  using enum TraceEvent::Kind;
-  const CaptureTrace trace = ReadTrace(
-      Written("graph 1\nlaunch 3\nwait 4 3\nalloc 7 512 3\nuse 7 4\ngraph 2\nlaunch 3\nfree 7\n"));
-  const CaptureTrace turned = InOrder(trace, {1, 0});
-  ASSERT_EQ(turned[1].events.size(), 4U);
-  const TraceEvent& wait = turned[1].events[1];
-  EXPECT_EQ(wait.kind, kWait);
-  EXPECT_EQ(wait.stream, 4U);
-  EXPECT_EQ(wait.other, 3U);
-  const TraceEvent& use = turned[1].events[3];
-  EXPECT_EQ(use.kind, kUse);
-  EXPECT_EQ(use.block, 7U);
-  EXPECT_EQ(use.stream, 4U);
-  EXPECT_EQ(turned[0].events.front().kind, kLaunch);
-  EXPECT_EQ(MostLiveBytes(trace), 512U);
-}
-
 TEST(CaptureTraceTest, InAnotherOrderLateFreesFollowTheGraphOfTheBlock) {
   const CaptureTrace trace =
       ReadTrace(Written("graph 1\nalloc 1 1 0\ngraph 2\nfree 1\nalloc 2 1 0\ngraph 3\nfree 2\n"));

@@ -1,4 +1,4 @@
-// A core of its own for programs that count its work, or take rules out of it.
+// A core of its own for cgp_ablation, which counts its work and takes rules out of it.
 //
 // It is compiled with -fsanitize-coverage=trace-pc, by which every basic block that runs is counted:
 // the count is the same on every run. What libstdc++ does in its own library is not in it.

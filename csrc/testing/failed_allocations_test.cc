@@ -51,35 +51,6 @@ TEST_F(FailedAllocationsTest, AScopeInWhichNothingWasDoneEndsWithoutMemory) {
   }
 }
 
-TEST_F(FailedAllocationsTest, HostGraphs) {
-  HostGraphs graphs;
-  constexpr StreamId kOne{1};
-  constexpr StreamId kOther{2};
-  const auto describe = [&] {
-    std::string text;
-    for (const StreamId stream : {kOne, kOther}) {
-      Frontier frontier;
-      graphs.Capture(stream, &frontier);
-      text += Text(frontier.held, frontier.waits, ":");
-      std::vector<GraphNode> behind;
-      for (const GraphNode node : frontier.nodes) {
-        graphs.Dependencies(node, &behind);
-        text += Text(" ", static_cast<uint64_t>(node), " behind ", behind.size());
-      }
-    }
-    return text;
-  };
-  for (int round = 0; round < 2; ++round) {  // nodes of the first are spare in the second
-    const CaptureId capture = graphs.Begin(kOne);
-    for (int launch = 0; launch < 5; ++launch) FailAll([&] { graphs.Launch(kOne); }, describe);
-    const Frontier point = graphs.Record(kOne);
-    FailAll([&] { graphs.Wait(kOther, point); }, describe);
-    graphs.Launch(kOther);
-    FailAll([&] { graphs.Wait(kOther, point); }, describe);
-    FailAll([&] { graphs.End(capture); }, describe);
-  }
-}
-
 TEST_F(FailedAllocationsTest, ExecTable) {
   ExecTable table(2);
   std::vector<GraphNumber> graphs;

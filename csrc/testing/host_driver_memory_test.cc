@@ -1,14 +1,10 @@
-// What stands behind the addresses: it is written, read, shared between addresses, protected and
-// given back.
+// What stands behind the addresses is protected. That it holds what is written, at each of its
+// addresses, each program that the fuzzer executes shows.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <csignal>
-#include <cstring>
-#include <fstream>
-#include <string>
 
 #include "testing/host_driver.h"
 
@@ -21,17 +17,6 @@ HostDriverOptions SmallPages() { return {.granularity = kPage}; }
 
 volatile unsigned char* Byte(Address address) {
   return reinterpret_cast<volatile unsigned char*>(static_cast<uintptr_t>(address));
-}
-
-void Fill(Address address, uint64_t bytes, unsigned char value) {
-  std::memset(reinterpret_cast<void*>(static_cast<uintptr_t>(address)), value, bytes);
-}
-
-bool Holds(Address address, uint64_t bytes, unsigned char value) {
-  for (uint64_t i = 0; i < bytes; ++i) {
-    if (*Byte(address + i) != value) return false;
-  }
-  return true;
 }
 
 enum class Touch { kRead, kWrite };
@@ -59,46 +44,6 @@ bool Faults(Address address, Touch touch) {
   return false;
 }
 
-TEST(HostDriverMemoryTest, HoldsWhatIsWritten) {
-  HostDriver driver;
-  const uint64_t page = driver.granularity();
-  const Address address = driver.Reserve(3 * page);
-  EXPECT_EQ(address % page, 0u);
-  const Handle first = driver.Create(page);
-  const Handle second = driver.Create(2 * page);
-  driver.Map(address + 2 * page, page, first);
-  driver.Map(address, 2 * page, second);
-  driver.SetAccess(address, 3 * page);
-  Fill(address, 2 * page, 7);
-  Fill(address + 2 * page, page, 9);
-  EXPECT_TRUE(Holds(address, 2 * page, 7));
-  EXPECT_TRUE(Holds(address + 2 * page, page, 9));
-}
-
-TEST(HostDriverMemoryTest, OneHandleAtTwoAddressesIsOneMemory) {
-  HostDriver driver(SmallPages());
-  const Address one = driver.Reserve(2 * kPage);
-  const Address other = driver.Reserve(2 * kPage);
-  const Handle first = driver.Create(kPage);
-  const Handle second = driver.Create(kPage);
-  driver.Map(one, kPage, first);
-  driver.Map(one + kPage, kPage, second);
-  driver.Map(other, kPage, second);
-  driver.Map(other + kPage, kPage, first);
-  driver.SetAccess(one, 2 * kPage);
-  driver.SetAccess(other, 2 * kPage);
-  Fill(one, kPage, 1);
-  Fill(one + kPage, kPage, 2);
-  EXPECT_TRUE(Holds(other, kPage, 2));
-  EXPECT_TRUE(Holds(other + kPage, kPage, 1));
-  Fill(other, kPage, 3);
-  EXPECT_TRUE(Holds(one, kPage, 1));
-  EXPECT_TRUE(Holds(one + kPage, kPage, 3));
-  EXPECT_EQ(driver.usage().mappings, 4u);
-  EXPECT_EQ(driver.usage().mapped_bytes, 4 * kPage);
-  EXPECT_EQ(driver.usage().physical_bytes, 2 * kPage);
-}
-
 TEST(HostDriverMemoryTest, FaultsUnlessMappedAndGivenAccess) {
   HostDriver driver(SmallPages());
   const Address address = driver.Reserve(3 * kPage);
@@ -117,128 +62,6 @@ TEST(HostDriverMemoryTest, FaultsUnlessMappedAndGivenAccess) {
   EXPECT_TRUE(Faults(address, Touch::kWrite));
   driver.Map(address, kPage, handle);
   EXPECT_TRUE(Faults(address, Touch::kRead)) << "a new mapping starts without access";
-}
-
-TEST(HostDriverMemoryTest, ContentOutlivesTheLastUnmapUntilTheRelease) {
-  HostDriver driver(SmallPages());
-  const Address address = driver.Reserve(2 * kPage);
-  const Handle handle = driver.Create(kPage);
-  driver.Map(address, kPage, handle);
-  driver.SetAccess(address, kPage);
-  Fill(address, kPage, 5);
-  driver.Unmap(address, kPage);
-  driver.Map(address + kPage, kPage, handle);
-  driver.SetAccess(address + kPage, kPage);
-  EXPECT_TRUE(Holds(address + kPage, kPage, 5));
-}
-
-TEST(HostDriverMemoryTest, ContentOutlivesTheReleaseUntilTheLastUnmap) {
-  HostDriver driver(SmallPages());
-  const Address address = driver.Reserve(3 * kPage);
-  const Handle handle = driver.Create(kPage);
-  driver.Map(address, kPage, handle);
-  driver.Map(address + kPage, kPage, handle);
-  driver.SetAccess(address, 2 * kPage);
-  Fill(address, kPage, 6);
-  driver.Release(handle);
-  EXPECT_EQ(driver.usage().handles, 1u);
-  // What comes after must not get the memory.
-  const Handle after = driver.Create(kPage);
-  driver.Map(address + 2 * kPage, kPage, after);
-  driver.SetAccess(address + 2 * kPage, kPage);
-  Fill(address + 2 * kPage, kPage, 8);
-  EXPECT_TRUE(Holds(address + kPage, kPage, 6));
-  driver.Unmap(address, kPage);
-  EXPECT_TRUE(Holds(address + kPage, kPage, 6));
-  EXPECT_EQ(driver.usage().physical_bytes, 2 * kPage);
-  driver.Unmap(address + kPage, kPage);
-  EXPECT_EQ(driver.usage().physical_bytes, kPage);
-  EXPECT_EQ(driver.usage().handles, 1u);
-}
-
-TEST(HostDriverMemoryTest, NewMemoryIsNotOldMemory) {
-  HostDriver driver(SmallPages());
-  const Address address = driver.Reserve(4 * kPage);
-  for (int round = 0; round < 3; ++round) {
-    const Handle handle = driver.Create(4 * kPage);
-    driver.Map(address, 4 * kPage, handle);
-    driver.SetAccess(address, 4 * kPage);
-    EXPECT_TRUE(Holds(address, 4 * kPage, 0)) << round;
-    Fill(address, 4 * kPage, 0xee);
-    driver.Unmap(address, 4 * kPage);
-    driver.Release(handle);
-  }
-}
-
-TEST(HostDriverMemoryTest, FreedMemoryOfManySizesIsReusedWithoutOverlap) {
-  HostDriver driver(SmallPages());
-  constexpr uint64_t kSlots = 48;
-  constexpr uint64_t kSlotBytes = 4 * kPage;
-  const Address base = driver.Reserve(kSlots * kSlotBytes);
-  struct Slot {
-    Handle handle{};
-    uint64_t bytes = 0;
-    unsigned char value = 0;
-  };
-  std::array<Slot, kSlots> slots;
-  uint32_t random = 1;
-  for (int step = 0; step < 2000; ++step) {
-    random = random * 1664525u + 1013904223u;
-    const uint64_t index = (random >> 8) % kSlots;
-    Slot& slot = slots[index];
-    const Address at = base + index * kSlotBytes;
-    if (slot.bytes == 0) {
-      slot.bytes = (1 + (random >> 24) % 4) * kPage;
-      slot.value = static_cast<unsigned char>(1 + step % 250);
-      slot.handle = driver.Create(slot.bytes);
-      driver.Map(at, slot.bytes, slot.handle);
-      driver.SetAccess(at, slot.bytes);
-      ASSERT_TRUE(Holds(at, slot.bytes, 0)) << step;
-      Fill(at, slot.bytes, slot.value);
-    } else {
-      ASSERT_TRUE(Holds(at, slot.bytes, slot.value)) << step;
-      driver.Unmap(at, slot.bytes);
-      driver.Release(slot.handle);
-      slot = {};
-    }
-  }
-}
-
-TEST(HostDriverMemoryTest, ComesFromTheSystemWhenWrittenAndGoesBackWhenFreed) {
-  HostDriver driver;
-  // What this process shares with others or itself: how often it is mapped, and what the system has
-  // given for it.
-  struct Shared {
-    int mappings = 0;
-    uint64_t bytes = 0;
-  };
-  const auto shared = [] {
-    Shared found;
-    std::ifstream smaps("/proc/self/smaps");
-    bool counts = false;
-    for (std::string line; std::getline(smaps, line);) {
-      if (line.find("/dev/zero") != std::string::npos) {
-        counts = true;
-        ++found.mappings;
-      } else if (counts && line.starts_with("Rss:")) {
-        counts = false;
-        found.bytes += std::stoull(line.substr(4)) * 1024;
-      }
-    }
-    return found;
-  };
-  const uint64_t page = driver.granularity();
-  const Address address = driver.Reserve(8 * page);
-  const Handle handle = driver.Create(8 * page);
-  driver.Map(address, 8 * page, handle);
-  driver.SetAccess(address, 8 * page);
-  EXPECT_EQ(shared().bytes, 0u);
-  Fill(address, 8 * page, 1);
-  EXPECT_EQ(shared().bytes, 8 * page);
-  driver.Release(handle);
-  EXPECT_EQ(shared().bytes, 8 * page);
-  driver.Unmap(address, 8 * page);
-  EXPECT_EQ(shared().mappings, 0) << "the system keeps what is mapped";
 }
 
 }  // namespace

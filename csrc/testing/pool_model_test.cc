@@ -18,7 +18,6 @@ constexpr PoolId kPool{0, 1};
 constexpr StreamId kA{1};
 constexpr StreamId kB{2};
 constexpr StreamId kC{3};
-constexpr StreamId kD{4};
 constexpr uint64_t kPage = 4096;
 
 // Blocks come and go at the start of pages, in a scope with two streams.
@@ -46,9 +45,6 @@ class PoolModelTest : public ::testing::Test {
     return model_.Place(label_, kPool, block, {{PageId{page}, 0, bytes}}, pages_);
   }
   void Free(uint32_t page) { model_.Free(address_of_[page]); }
-  uint64_t LeastNew(StreamId stream, uint64_t bytes) {
-    return model_.NeedOf(kPool, bytes, stream).least_new();
-  }
 
   HostDriver host_{{.map_memory = false}};
   DriverWatch watch_{host_};
@@ -73,89 +69,6 @@ TEST_F(PoolModelTest, WhoMayNotTakeBytesIsNamed) {
   dag_.Launch(kB, std::nullopt, /*programmatic=*/true);
   EXPECT_THAT(Place(kB, 3), HasSubstr("may not be taken yet: freed on stream 1"))
       << "a programmatic edge stands for nothing";
-}
-
-TEST_F(PoolModelTest, OnlyACaptureThatAllocatesKeepsWhatIsFreedInIt) {
-  Place(kC, 0);
-  Place(kC, 1);
-  Begin(kC);
-  Free(0);
-  Place(kC, 2);
-  Free(1);
-  dag_.End(2);
-  dag_.Wait(kC, dag_.At(kA));
-  EXPECT_EQ(Place(kC, 0), "");
-  EXPECT_THAT(Place(kC, 1), HasSubstr("may not be taken"));
-}
-
-TEST_F(PoolModelTest, AfterTheScopeAllIsFreeButWhatEagerWorkUses) {
-  Place(kA, 0);
-  Place(kA, 1);
-  watch_.Submit(kC);
-  model_.RecordUse(address_of_[0], kB);
-  model_.RecordUse(address_of_[1], kC);
-  Free(0);
-  Free(1);
-  dag_.End(1);
-  model_.EndScope(kPool, false);
-  model_.BeginScope(kPool, ScopeKind::kCapture, true);
-  Begin(kB);
-  EXPECT_EQ(Place(kB, 0), "");
-  EXPECT_THAT(Place(kB, 1), HasSubstr("may not be taken"));
-  watch_.FinishAll();
-}
-
-TEST_F(PoolModelTest, APoolNeedNotGrowWhereThereIsAStretchOrAFenceIsProven) {
-  constexpr uint64_t kHalf = kPage / 2;
-  EXPECT_EQ(Place(kA, 0, kHalf), "");
-  EXPECT_EQ(LeastNew(kA, kHalf), 0U) << "beside the first";
-  Place(kA, 1);
-  Free(1);
-  EXPECT_EQ(LeastNew(kA, kPage - 512), 0U);
-  EXPECT_EQ(LeastNew(kD, kPage - 512), 1U) << "D may not have it";
-  dag_.Wait(kD, dag_.At(kA));
-  EXPECT_EQ(LeastNew(kD, kPage - 512), 0U);
-  dag_.Wait(kB, dag_.At(kA));
-  EXPECT_EQ(LeastNew(kB, kPage - 512), 1U) << "A need not lend, as it grew when B was there";
-}
-
-TEST_F(PoolModelTest, WhoTakesPagesOfBeforeTheScopeNeedNotLendEither) {
-  for (const uint32_t page : {0U, 1U}) Place(kA, page);
-  Free(0);
-  dag_.Wait(kA, dag_.At(kB));
-  dag_.End(1);
-  model_.EndScope(kPool, false);
-  model_.BeginScope(kPool, ScopeKind::kCapture, true);
-  Begin(kA);
-  for (const StreamId stream : {kB, kD}) {
-    dag_.Wait(stream, dag_.At(kA));
-    Launch(stream);
-  }
-  for (const StreamId stream : {kA, kB}) model_.Ask(kPool, stream);
-  EXPECT_EQ(Place(kA, 0), "");
-  Launch(kA);
-  Free(0);
-  for (const StreamId stream : {kB, kD}) dag_.Wait(stream, dag_.At(kA));
-  EXPECT_EQ(LeastNew(kD, kPage), 0U);
-  EXPECT_EQ(LeastNew(kB, kPage), 1U) << "A took the page when B was there";
-}
-
-TEST_F(PoolModelTest, WhoTakesAgainWhatItHadInTheScopeMustLend) {
-  model_.EndScope(kPool, false);
-  dag_.Wait(kA, dag_.At(kB));
-  dag_.End(1);
-  model_.BeginScope(kPool, ScopeKind::kCapture, true);
-  Begin(kA);
-  model_.Ask(kPool, kA);
-  Place(kA, 0);
-  Launch(kA);
-  Free(0);
-  model_.Ask(kPool, kB);
-  EXPECT_EQ(Place(kA, 0), "");
-  Launch(kA);
-  Free(0);
-  dag_.Wait(kB, dag_.At(kA));
-  EXPECT_EQ(LeastNew(kB, kPage), 0U);
 }
 
 }  // namespace

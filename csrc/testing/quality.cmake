@@ -1,21 +1,16 @@
-# How much memory pools take, and how much work: judged over recorded, made-up and hostile captures.
+# How much memory pools take: judged over recorded, made-up and hostile captures.
 add_executable(cgp_quality quality.cc)
 target_link_libraries(cgp_quality PRIVATE cgp_testing cgp_warnings)
 
 # A core of its own, see counted_core.h. It stands before the other one, so that nothing is taken of that.
 get_target_property(core_sources cgp_core SOURCES)
 list(TRANSFORM core_sources PREPEND ${PROJECT_SOURCE_DIR}/csrc/core/)
-add_library(cgp_core_counted OBJECT ${core_sources})
+add_library(cgp_core_counted OBJECT EXCLUDE_FROM_ALL ${core_sources})
 target_compile_options(cgp_core_counted PRIVATE -O1 -fsanitize-coverage=trace-pc)
 target_compile_definitions(cgp_core_counted PRIVATE CGP_RULE_SWITCHES)
 target_include_directories(cgp_core_counted PRIVATE ${PROJECT_SOURCE_DIR}/csrc)
-set(counted_core counted_core.cc $<TARGET_OBJECTS:cgp_core_counted>)
-add_executable(cgp_work_growth work_growth.cc ${counted_core})
-target_compile_definitions(cgp_work_growth PRIVATE CGP_RULE_SWITCHES)
-target_link_libraries(cgp_work_growth PRIVATE cgp_host_driver cgp_warnings)
-add_test(NAME cgp_work_growth COMMAND cgp_work_growth)
 # cgp_quality without some of the rules, for ablate.py.
-add_executable(cgp_ablation EXCLUDE_FROM_ALL quality.cc ${counted_core})
+add_executable(cgp_ablation EXCLUDE_FROM_ALL quality.cc counted_core.cc $<TARGET_OBJECTS:cgp_core_counted>)
 target_compile_definitions(cgp_ablation PRIVATE CGP_RULE_SWITCHES)
 target_link_libraries(cgp_ablation PRIVATE cgp_testing cgp_warnings)
 

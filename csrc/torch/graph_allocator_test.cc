@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -18,12 +17,6 @@
 
 namespace cgp {
 namespace {
-
-TEST_F(GraphAllocatorTest, WithoutARouteEverythingIsTheBases) {
-  const DataPtr data = allocator_.allocate(1000);
-  EXPECT_EQ(data.get_deleter(), &FakeBaseAllocator::Delete);
-  EXPECT_EQ(base_.calls["allocate"], 1);
-}
 
 TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
   Graph graph(*this, id_, 7);
@@ -51,24 +44,6 @@ TEST_F(GraphAllocatorTest, ACaptureAllocatesInAPoolOfOurs) {
   inside.clear();
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
-}
-
-// A CUDAPluggableAllocator has no statistics.
-TEST_F(GraphAllocatorTest, ABaseThatDoesNotCountWillDo) {
-  base_.counts = false;
-  allocator_.allocate(1000).clear();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  EXPECT_TRUE(IsOurs(inside));
-  graph.End();
-  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 1024);
-  allocator_.resetPeakStats(device_);
-  allocator_.resetAccumulatedStats(device_);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).allocation[0].allocated, 0);
-  allocator_.setMemoryFraction(0.5, device_);
-  EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.5);
-  EXPECT_EQ(base_.fraction, 0.5 - 1.0 / 32);
 }
 
 TEST_F(GraphAllocatorTest, OutOfMemoryInACaptureTouchesNothingElse) {
@@ -155,41 +130,6 @@ TEST_F(GraphAllocatorTest, EagerMemoryThatRunsOutSaysWhatGraphPoolsHold) {
   EXPECT_EQ(text_of(ways[0]), of_base) << "nothing is held any more";
 }
 
-TEST_F(GraphAllocatorTest, OutOfMemoryInAnEagerScopeFreesWhatNobodyNeeds) {
-  Graph unused(*this, {0, 2}, 6);
-  unused.Begin();
-  allocator_.allocate(kPhysicalLimit - kPage).clear();
-  unused.End();
-  unused.Reset();
-  allocator_.scopes().Register(device_, ToPoolId(id_));
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  DataPtr big = allocator_.allocate(kPhysicalLimit - kPage);
-  EXPECT_TRUE(IsOurs(big));
-  EXPECT_EQ(base_.calls["emptyCache"], 1);
-  EXPECT_THROW(allocator_.allocate(2 * kPage), c10::OutOfMemoryError);
-  big.clear();
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  allocator_.releasePool(device_, id_);
-}
-
-TEST_F(GraphAllocatorTest, UnusedMemoryIsGivenBackButNotDuringACapture) {
-  Graph unused(*this, {0, 2}, 6);
-  unused.Begin();
-  allocator_.allocate(4 * kPage).clear();
-  unused.End();
-  allocator_.emptyCache();
-  EXPECT_EQ(allocator_.scopes().TryTrim(), 0U) << "its graph lives";
-  unused.Reset();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_EQ(allocator_.scopes().TryTrim(), 0U);
-  allocator_.emptyCache();
-  EXPECT_TRUE(pools().Contains({0, 2}));
-  graph.End();
-  EXPECT_EQ(allocator_.scopes().TryTrim(), 4 * kPage);
-}
-
 TEST_F(GraphAllocatorTest, WhatCannotBeGivenBackIsNoErrorOfWhoAllocatesElsewhere) {
   Graph unused(*this, id_, 7);
   unused.Begin();
@@ -251,86 +191,6 @@ TEST_F(GraphAllocatorTest, WhatIsAskedOfOurPointersAndPools) {
   EXPECT_EQ(base_.calls["enablePeerAccess"], 2);
 }
 
-// Of torch 2.13: the base's memory would not stay the graph's.
-TEST_F(GraphAllocatorTest, ACaptureCannotNameTheAddressesOfItsBlocks) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  void* const address = allocator_.allocate(kPage).get();
-  try {
-    allocator_.allocateWithAddress(kPage, address);
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const c10::Error& error) {
-    const std::string text = error.what_without_backtrace();
-    EXPECT_NE(text.find("graph pool (0, 1) chooses the addresses"), std::string::npos) << text;
-    EXPECT_NE(text.find(Hex(reinterpret_cast<Address>(address))), std::string::npos) << text;
-  }
-  EXPECT_EQ(pools().Stats(ToPoolId(id_)).live_blocks, 0U);
-  graph.End();
-}
-
-TEST_F(GraphAllocatorTest, StatisticsAndSnapshotAddUp) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  std::vector<DataPtr> single;
-  for (int i = 0; i < 6; ++i) single.push_back(allocator_.allocate(kPage));
-  for (size_t i = 1; i < 6; i += 2) single[i].clear();
-  const DataPtr large = allocator_.allocate(3 * kPage);  // in the three holes: each mapped twice
-  ASSERT_EQ(pools().Stats(ToPoolId(id_)).pages, 6U);
-  ASSERT_GT(pools().Stats(ToPoolId(id_)).page_mappings, 6U);
-  for (size_t i = 0; i < 6; i += 2) single[i].clear();
-  const DataPtr small = allocator_.allocate(1000);
-  graph.End();
-  DeviceStats stats = allocator_.getDeviceStats(device_);
-  const SetUsage usage = pools().Usage();
-  EXPECT_EQ(stats.reserved_bytes[0].current, static_cast<int64_t>(usage.reserved_bytes.current));
-  EXPECT_EQ(stats.allocated_bytes[0].current, static_cast<int64_t>(1024 + 3 * kPage));
-  EXPECT_EQ(stats.requested_bytes[0].current, static_cast<int64_t>(1000 + 3 * kPage));
-  EXPECT_EQ(stats.allocated_bytes[0].peak, static_cast<int64_t>(6 * kPage));
-  EXPECT_EQ(stats.allocation[0].current, 2);
-  EXPECT_EQ(stats.allocation[0].allocated, 8);
-  allocator_.resetPeakStats(device_);
-  allocator_.resetAccumulatedStats(device_);
-  stats = allocator_.getDeviceStats(device_);
-  EXPECT_EQ(stats.allocated_bytes[0].peak, stats.allocated_bytes[0].current);
-  EXPECT_EQ(stats.allocation[0].allocated, 0);
-
-  const auto info = allocator_.snapshot(id_, false);
-  uint64_t segments = 0, active = 0;
-  for (const auto& segment : info.segments) {
-    if (segment.device != device_) continue;
-    EXPECT_EQ(segment.owner_private_pool_id, id_);
-    uint64_t tiled = 0;
-    for (const auto& block : segment.blocks) {
-      tiled += block.size;
-      active += block.allocated ? block.size : 0;
-    }
-    EXPECT_EQ(tiled, segment.total_size);
-    segments += segment.total_size;
-  }
-  EXPECT_EQ(segments, usage.reserved_bytes.current);
-  EXPECT_EQ(active, usage.all.bytes.current);
-}
-
-TEST_F(GraphAllocatorTest, PeaksAreOfAllPoolsAtOneMoment) {
-  Graph first(*this, id_, 7), second(*this, {0, 2}, 8);
-  first.Begin();
-  allocator_.allocate(5 * kPage).clear();
-  first.End();
-  second.Begin();
-  const DataPtr kept = allocator_.allocate(2 * kPage);
-  second.End();
-  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 5 * int64_t{kPage})
-      << "not 7: the blocks did not live at once";
-  first.Reset();
-  allocator_.emptyCache();
-  const DeviceStats stats = allocator_.getDeviceStats(device_);
-  EXPECT_EQ(stats.reserved_bytes[0].peak, 7 * int64_t{kPage});
-  EXPECT_EQ(stats.reserved_bytes[0].freed, 5 * int64_t{kPage});
-  EXPECT_EQ(stats.reserved_bytes[0].current, 2 * int64_t{kPage});
-  EXPECT_EQ(stats.active[0].freed, 1);
-  EXPECT_EQ(stats.active_bytes[0].freed, 5 * int64_t{kPage});
-}
-
 TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -352,70 +212,6 @@ TEST_F(GraphAllocatorTest, BlocksOfOtherDevicesFindTheirPools) {
   EXPECT_EQ(pools().Usage().all.count.current, 0U);
   current_device = device_;
   graph.End();
-}
-
-// What a restore brings back was not there when the base held most.
-TEST_F(GraphAllocatorTest, ARestoreBesideABaseThatHeldMoreBeforeIsNoPeak) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr block = allocator_.allocate(1 << 20);
-  graph.End();
-  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
-  block.clear();
-  auto& bases = base_.stats.allocated_bytes[0];
-  bases.current = bases.peak = 100 << 20;
-  EXPECT_EQ(allocator_.getDeviceStats(device_).allocated_bytes[0].peak, 100 << 20);
-  bases.current = 0;
-  const auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
-  const auto restored = allocator_.getDeviceStats(device_).allocated_bytes[0];
-  EXPECT_EQ(restored.current, 1 << 20);
-  EXPECT_EQ(restored.peak, 100 << 20);
-}
-
-TEST_F(GraphAllocatorTest, WhatIsTrimmedCountsInThePeakThatTheBaseReachedBefore) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.allocate(1000);
-  graph.End();
-  graph.Reset();
-  allocator_.getDeviceStats(device_);
-  auto& bases = base_.stats.reserved_bytes[0];
-  allocator_.allocate(1000).clear();  // by the base
-  bases.peak = 100 << 20;
-  allocator_.emptyCache();
-  bases.peak = 0;
-  EXPECT_EQ(allocator_.getDeviceStats(device_).reserved_bytes[0].peak,
-            (100 << 20) + static_cast<int64_t>(kPage));
-}
-
-TEST_F(GraphAllocatorTest, WhatIsFreedCountsInThePeakThatTheBaseReachedBefore) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr block = allocator_.allocate(1 << 20);
-  graph.End();
-  allocator_.getDeviceStats(device_);
-  allocator_.allocate(1000).clear();  // by the base
-  auto& bases = base_.stats.active_bytes[0];
-  bases.peak = 100 << 20;
-  block.clear();
-  bases.peak = 0;
-  EXPECT_EQ(allocator_.getDeviceStats(device_).active_bytes[0].peak, 101 << 20);
-}
-
-TEST_F(GraphAllocatorTest, WhatTheBaseAsksForCountsInThePeakThatItReachedBefore) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.allocate(1000);
-  graph.End();
-  graph.Reset();
-  allocator_.getDeviceStats(device_);
-  auto& bases = base_.stats.reserved_bytes[0];
-  allocator_.allocate(1000).clear();  // by the base
-  bases.peak = 100 << 20;
-  EXPECT_EQ(allocator_.scopes().TryTrim(), kPage);
-  bases.peak = 0;
-  EXPECT_EQ(allocator_.getDeviceStats(device_).reserved_bytes[0].peak,
-            (100 << 20) + static_cast<int64_t>(kPage));
 }
 
 TEST_F(GraphAllocatorTest, ASnapshotGoesOnWithoutAPoolThatIsGivenBackMeanwhile) {
@@ -469,39 +265,6 @@ TEST_F(GraphAllocatorTest, ThreadsCaptureInPoolsOfTheirOwn) {
   EXPECT_EQ(strangers, 0);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
-}
-
-// Its statistics are asked for where it has grown, or where the sum of both may have a new peak.
-TEST_F(GraphAllocatorTest, TheBaseIsAskedOnlyWhereItMatters) {
-  int asked = 0;
-  base_.before_stats = [&] { ++asked; };
-  const auto asks = [&](const auto& call) {
-    asked = 0;
-    call();
-    return asked;
-  };
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_EQ(asks([&] { allocator_.allocate(kPage).clear(); }), 2) << "first what it holds";
-  EXPECT_EQ(asks([&] { allocator_.allocate(kPage / 2).clear(); }), 1) << "a peak of small blocks";
-  EXPECT_EQ(asks([&] {
-              for (size_t bytes = 512; bytes <= kPage; bytes *= 2) {
-                const DataPtr block = allocator_.allocate(bytes);
-              }
-            }),
-            0)
-      << "neither the base nor ours have grown";
-  current_stream = Stream(2);  // in no capture
-  const DataPtr eager = allocator_.allocate(1000);
-  EXPECT_EQ(asks([&] { allocator_.allocate(1000).clear(); }), 0) << "eager work asks nothing";
-  current_stream = Stream(1);
-  DataPtr inside;
-  EXPECT_EQ(asks([&] { inside = allocator_.allocate(1000); }), 1) << "it has grown";
-  EXPECT_EQ(asks([&] { inside.clear(); }), 0);
-  EXPECT_EQ(asks([&] { inside = allocator_.allocate(2 * kPage); }), 1) << "a new peak";
-  EXPECT_EQ(asks([&] { inside.clear(); }), 0);
-  graph.End();
-  EXPECT_EQ(asks([&] { graph.Reset(); }), 0);
 }
 
 }  // namespace

@@ -4,8 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <vector>
-
 #include "torch/testing/graph_allocator_fixture.h"
 #include "torch/testing/pluggable_functions.h"
 
@@ -57,18 +55,6 @@ TEST_F(OtherDevicesTest, AStreamOfAnotherDeviceHoldsWhatItUses) { ExpectHeldBy(S
 TEST_F(OtherDevicesTest, SoDoesItsDefaultStream) {
   current_stream = nullptr;
   ExpectHeldBy(nullptr);
-}
-
-TEST_F(OtherDevicesTest, AStreamOfTheBlocksOwnDeviceIsWhatItAlwaysWas) {
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  DataPtr used = allocator_.allocate(kPage);
-  void* const where = used.get();
-  allocator_.recordStream(used, TorchStream(device_, current_stream));
-  host().HoldEvents(true);
-  used.clear();
-  EXPECT_EQ(allocator_.allocate(kPage).get(), where) << "it is the stream that allocated it";
-  host().HoldEvents(false);
-  allocator_.endAllocateToPool(device_, id_);
 }
 
 // The base's plain copy knows addresses of cudaMalloc alone where devices are no peers.
@@ -131,32 +117,6 @@ TEST_F(OtherDevicesTest, RoomIsMadeOnTheDeviceThatIsShortOfItAlone) {
   EXPECT_EQ(held(other_), kPage);
   allocator_.emptyCache();
   EXPECT_EQ(held(other_), 0U);
-}
-
-// Who waits for a device does so with the base's lock of it held, which its statistics need.
-TEST_F(OtherDevicesTest, ForADeviceTheBaseIsAskedOfNoOther) {
-  DevicePools::For(other_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const auto have_the_base_grow = [&] {
-    current_stream = Stream(2);
-    allocator_.allocate(1000).clear();
-    current_stream = Stream(1);
-    base_.asked_of.clear();
-  };
-  have_the_base_grow();
-  DataPtr block = allocator_.allocate(1000);
-  EXPECT_THAT(base_.asked_of, testing::ElementsAre(device_));
-  have_the_base_grow();
-  block.clear();
-  EXPECT_THAT(base_.asked_of, testing::ElementsAre(device_));
-  graph.End();
-  graph.Reset();
-  have_the_base_grow();
-  allocator_.scopes().TryTrim(device_);
-  EXPECT_THAT(base_.asked_of, testing::ElementsAre(device_));
-  allocator_.scopes().TryTrim(other_);
-  EXPECT_THAT(base_.asked_of, testing::UnorderedElementsAre(device_, other_)) << "which it owed";
 }
 
 // Nobody names a CUDAPluggableAllocator's peers.

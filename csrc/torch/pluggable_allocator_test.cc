@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cstdlib>
 #include <optional>
 #include <string>
 #include <thread>
@@ -105,17 +104,6 @@ TEST_F(PluggableAllocatorTest, FreeingTwiceIsRefused) {
   EXPECT_THROW(Free(this), c10::Error);
 }
 
-TEST_F(PluggableAllocatorTest, WhatAStreamFreedIsFreeToOthersAfterGrowth) {
-  ShowHooks();
-  void* const first = Malloc(kPage);
-  Free(first);
-  void* const grown = Malloc(kPage, 2);
-  EXPECT_NE(grown, first) << "the other stream's work on it may be running";
-  EXPECT_EQ(Reserved(), 2 * kPage);
-  EXPECT_EQ(Malloc(kPage, 2), first);
-  EXPECT_EQ(Reserved(), 2 * kPage);
-}
-
 TEST_F(PluggableAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) {
   ShowHooks();
   DevicePools::For(device_, PoolsOwner::kPluggableAllocator);
@@ -127,14 +115,6 @@ TEST_F(PluggableAllocatorTest, TheFreedIsNotFreeToOthersWhileItsStreamIsAtWork) 
   EXPECT_EQ(Reserved(), 3 * kPage);
   host().CompleteEvents();
   EXPECT_EQ(Malloc(kPage, 2), first);
-}
-
-TEST_F(PluggableAllocatorTest, CyclesAddNoUsers) {
-  ShowHooks();
-  void* const eager = Malloc(kPage);
-  const PoolId pool = *PoolOf(eager);
-  for (int i = 0; i < 5; ++i) Malloc(kPage);
-  EXPECT_EQ(set().UseCount(pool), 1);
 }
 
 TEST_F(PluggableAllocatorTest, ARecordedStreamHoldsTheMemory) {
@@ -193,66 +173,6 @@ TEST_F(PluggableAllocatorTest, DuringACaptureEagerFencesStayShut) {
   EXPECT_EQ(Malloc(kPage, 3), first);
 }
 
-// Without hooks nobody says that another thread captures. In a process of its own, where torch has
-// called none yet.
-TEST_F(PluggableAllocatorTest, WithoutHooksTheDeviceIsMarkedOnlyBeforeMemoryRunsOut) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");
-  const auto without_hooks = [&] {
-    void* const first = Malloc(kPage, 2);
-    Free(first);
-    const CaptureId capture = host().graphs().Begin(StreamId{1});
-    EXPECT_NE(Malloc(kPage, 3), first);
-    EXPECT_NE(Malloc(kPage, 3), first);
-    host().graphs().End(capture);
-    EXPECT_NE(Malloc(kPage, 3), first);
-    EXPECT_NO_THROW(Malloc(kPhysicalLimit - 3 * kPage, 3)) << "put off, not forgotten";
-    return HasFailure() ? 1 : 0;
-  };
-  EXPECT_EXIT(std::_Exit(without_hooks()), ::testing::ExitedWithCode(0), "");
-}
-
-TEST_F(PluggableAllocatorTest, NoBlockIsLeftWhereADriverCallFails) {
-  ShowHooks();
-  Free(Malloc(kPage, 2));
-  int failures = 0;
-  for (int64_t call = 1;; ++call) {
-    faults::Arm(faults::Kind::kDriver, call);
-    try {
-      void* const block = Malloc(kPage, 3);
-      if (!faults::Disarm()) break;
-      Free(block);
-    } catch (const DriverError&) {
-      EXPECT_TRUE(faults::Disarm());
-      ++failures;
-    }
-    EXPECT_EQ(set().Usage().all.count.current, 0U) << "call " << call;
-  }
-  EXPECT_GE(failures, 4) << "addresses, a handle, its mapping, and the mark behind what is free";
-}
-
-TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutUnusedPoolsGiveWay) {
-  BeginCapture(id_, 7);
-  Free(Malloc(kPhysicalLimit - kPage));
-  EndCapture(id_);
-  EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError) << "its graph needs it";
-  cudagraph_pool_release_pool(device_, id_);
-  BeginCapture({0, 2}, 8);
-  EXPECT_THROW(Malloc(2 * kPage), c10::OutOfMemoryError);
-  EXPECT_THROW(Malloc(2 * kPage, 2), c10::OutOfMemoryError) << "eager, beside the capture";
-  EXPECT_EQ(Reserved(), kPhysicalLimit - kPage) << "nothing may be unmapped now";
-  EndCapture({0, 2});
-  EXPECT_NE(Malloc(kPhysicalLimit), nullptr);
-  try {
-    Malloc(kPage);
-    ADD_FAILURE() << "was allocated";
-  } catch (const c10::OutOfMemoryError& error) {
-    const std::string text = error.what_without_backtrace();
-    EXPECT_NE(text.find(" hold 64.00 MiB (64.00 MiB in live blocks, 0 bytes free)"),
-              std::string::npos)
-        << text;
-  }
-}
-
 TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   BeginCapture(id_, 7);
   Free(Malloc(kPhysicalLimit - kPage));
@@ -265,12 +185,6 @@ TEST_F(PluggableAllocatorTest, NoRoomIsMadeWithinACaptureThatNobodyToldOf) {
   SetCapture(Stream(1), 0);
   EXPECT_NE(Malloc(2 * kPage), nullptr);
   cudagraph_pool_end_allocate_to_pool(device_, {0, 2});
-}
-
-TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutWhatOtherStreamsFreedIsTaken) {
-  void* const first = Malloc(kPhysicalLimit);
-  Free(first);
-  EXPECT_EQ(Malloc(kPhysicalLimit, 2), first);
 }
 
 TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
@@ -292,21 +206,6 @@ TEST_F(PluggableAllocatorTest, BeforeMemoryRunsOutGraphAllocatorsPoolsGiveWay) {
   EXPECT_FALSE(others.Contains(pool_));
 }
 
-TEST_F(PluggableAllocatorTest, UnusedPoolsAreGivenBackButNotDuringACapture) {
-  BeginCapture(id_, 7);
-  Free(Malloc(4 * kPage));
-  EndCapture(id_);
-  cudagraph_pool_reset();
-  EXPECT_EQ(Reserved(), 4 * kPage) << "its graph lives";
-  cudagraph_pool_release_pool(device_, id_);
-  BeginCapture({0, 2}, 8);
-  cudagraph_pool_reset();
-  EXPECT_EQ(Reserved(), 4 * kPage);
-  EndCapture({0, 2});
-  cudagraph_pool_reset();
-  EXPECT_EQ(Reserved(), 0U);
-}
-
 TEST_F(PluggableAllocatorTest, AnAbandonedCaptureMakesWay) {
   BeginCapture(id_, 7);
   Free(Malloc(1000));
@@ -319,18 +218,6 @@ TEST_F(PluggableAllocatorTest, AnAbandonedCaptureMakesWay) {
   EndCapture({0, 2});
   cudagraph_pool_reset();
   EXPECT_FALSE(set().Contains(pool_));
-}
-
-TEST_F(PluggableAllocatorTest, APausedCaptureGoesOn) {
-  BeginCapture(id_, 7);
-  cudagraph_pool_end_allocate_to_pool(device_, id_);
-  EXPECT_THROW(Malloc(1000), c10::Error);
-  cudagraph_pool_begin_allocate_to_pool(
-      device_, id_, [](cudaStream_t stream) { return ActiveCapture(stream) == 7; });
-  EXPECT_EQ(PoolOf(Malloc(1000)), pool_);
-  EndCapture(id_);
-  EXPECT_EQ(set().UseCount(pool_), 1);
-  EXPECT_THROW(Malloc(kPhysicalLimit), c10::OutOfMemoryError);
 }
 
 TEST_F(PluggableAllocatorTest, RefusedScopesAreErrors) {
@@ -356,32 +243,6 @@ TEST_F(PluggableAllocatorTest, AFractionLimitsTheDevice) {
   EXPECT_THROW(cudagraph_pool_memory_fraction(1, -1), UsageError);
 }
 
-// The native allocator asks for segments of a MemPool, also while it is capturing, and keeps them.
-TEST_F(PluggableAllocatorTest, SegmentsOfMemPoolsAreServedDuringCapturesAndGivenBackWithTheLast) {
-  Installed().store(native_);
-  SetCapture(Stream(1), 7);
-  void* const first = Malloc(kPage);
-  void* const second = Malloc(kPage);
-  Free(first);
-  SetCapture(Stream(1), 0);
-  EXPECT_EQ(Reserved(), 2 * kPage);
-  Free(second);
-  EXPECT_EQ(Reserved(), 0U);
-  EXPECT_TRUE(set().ids().empty());
-  EXPECT_NE(Malloc(kPage), nullptr) << "it opens again";
-}
-
-TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentStaysDuringACapture) {
-  Installed().store(native_);
-  void* const segment = Malloc(kPage);
-  SetCapture(Stream(1), 7);
-  Free(segment);
-  EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
-  SetCapture(Stream(1), 0);
-  Free(Malloc(kPage));
-  EXPECT_EQ(Reserved(), 0U);
-}
-
 // Torch tells nobody of captures here, and a mark would end those of all streams. One that is under
 // way may be why the memory stays.
 TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentGoesWithoutAMark) {
@@ -396,42 +257,6 @@ TEST_F(PluggableAllocatorTest, AMemPoolsLastSegmentGoesWithoutAMark) {
     Malloc(kPage);
     EXPECT_EQ(host().calls()[DriverCall::kRecordDeviceEvent], 0U);
   }
-}
-
-TEST_F(PluggableAllocatorTest, AMemPoolOpensAgainWhoseMemoryAnotherCaptureKept) {
-  FakeBaseAllocator base;
-  GraphAllocator allocator(base);
-  Installed().store(native_);
-  void* const segment = Malloc(kPage);
-  allocator.beginAllocateToPool(device_, id_, [](cudaStream_t) { return false; });
-  Free(segment);
-  EXPECT_EQ(Reserved(), kPage) << "nothing may be unmapped now";
-  EXPECT_EQ(Malloc(kPage), segment);
-  allocator.endAllocateToPool(device_, id_);
-  allocator.releasePool(device_, id_);
-  Free(segment);
-  EXPECT_TRUE(set().ids().empty());
-}
-
-// Where the base has a segment from, its first block starts where the segment does.
-TEST_F(PluggableAllocatorTest, ASegmentOfAMemPoolIsNotGraphAllocators) {
-  FakeBaseAllocator base;
-  GraphAllocator allocator(base);
-  Installed().store(native_);
-  DevicePools::For(device_);
-  void* const segment = Malloc(kPage);
-  EXPECT_EQ(set().Usage().reserved_bytes.current, kPage);
-  EXPECT_FALSE(DevicePools::At(segment));
-  EXPECT_THROW(allocator.raw_delete(segment), c10::Error) << "the base was not asked";
-  EXPECT_EQ(set().Usage().all.count.current, 1U);
-  EXPECT_EQ(allocator.getDeviceStats(device_).reserved_bytes[0].current, 0);
-  for (const auto& shown : allocator.snapshot({0, 0}, false).segments) {
-    EXPECT_NE(shown.device, device_);
-  }
-  EXPECT_THROW(allocator.shareIpcHandle(segment), c10::Error);
-  // It goes when the base gives it back.
-  Free(segment);
-  EXPECT_TRUE(set().ids().empty());
 }
 
 // Whose scope ends and begins whenever it has grown; a thread that comes between finds none.
@@ -450,28 +275,6 @@ TEST_F(PluggableAllocatorTest, EagerMemoryIsThereAgainAfterACallOfTheDriverThatF
     }
     failed = faults::Disarm();
     EXPECT_NO_THROW(Malloc(kPage, 3)) << "call " << number;
-  }
-}
-
-TEST_F(PluggableAllocatorTest, WhatIsFreedIsFreedWhateverFollows) {
-  Installed().store(native_);
-  for (const faults::Kind kind : {faults::Kind::kDriver, faults::Kind::kMemory}) {
-    bool failed = true;
-    for (int64_t number = 1; failed; ++number) {
-      device_ = current_device = fake_cuda::NextDevice();
-      void* const segment = Malloc(kPage);
-      bool threw = false;
-      faults::Arm(kind, number);
-      try {
-        Free(segment);
-      } catch (const std::exception&) {
-        threw = true;
-      }
-      failed = faults::Disarm();
-      EXPECT_EQ(set().Usage().all.count.current, threw ? 1U : 0U)
-          << "torch keeps a segment that it could not free, call " << number;
-      EXPECT_NO_THROW(Malloc(kPage)) << "call " << number;
-    }
   }
 }
 

@@ -59,13 +59,6 @@ class WorkspacesTest : public ::testing::Test {
   }
 };
 
-TEST_F(WorkspacesTest, AreWhereTheMapsSay) {
-  Make(0x1000, kStream);
-  Make(0x2000, kOther, 2, lt_workspaces);
-  EXPECT_THAT(BlasWorkspaces(),
-              ElementsAre(std::tuple(0x1000, 4096, kStream), std::tuple(0x2000, 4096, kOther)));
-}
-
 TEST_F(WorkspacesTest, LiveAsLongAsAGraphHoldsThem) {
   Make(0x1000, kStream);
   Make(0x2000, kStream, 1, lt_workspaces);
@@ -78,14 +71,6 @@ TEST_F(WorkspacesTest, LiveAsLongAsAGraphHoldsThem) {
   EXPECT_THAT(alive, UnorderedElementsAre(0x1000, 0x2000, 0x3000));
   other.reset();
   EXPECT_THAT(alive, ElementsAre(0x3000));
-}
-
-TEST_F(WorkspacesTest, GoWithTheMapIfNoGraphHoldsThem) {
-  Make(0x1000, kStream);
-  HoldWorkspaces(kStream);
-  EXPECT_THAT(alive, ElementsAre(0x1000)) << "the map has it";
-  Clear(kStream);
-  EXPECT_THAT(alive, IsEmpty());
 }
 
 TEST_F(WorkspacesTest, WhoCapturesNextFindsWhatIsHeld) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -58,27 +59,34 @@ def warm() -> None:
     torch.cuda.synchronize()
 
 
-@pytest.fixture
-def enabled(warm: None, request: pytest.FixtureRequest) -> Iterator[None]:
-    """The package is enabled; afterwards no graph pool is left, whatever the test did."""
+@contextlib.contextmanager
+def nothing_left(request: pytest.FixtureRequest, enable: bool) -> Iterator[None]:
+    """Enables the package if asked to; afterwards no graph pool is left, whatever the test did."""
     import torch
 
     import cudagraph_pool as cgp
     from cudagraph_pool import _torch
 
     before = torch.cuda.current_stream()
-    cgp.enable()
+    if enable:
+        cgp.enable()
     yield
     torch.cuda.set_stream(before)
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()  # those of the capture stream lie in its pool
     gc.collect()
     torch.cuda.empty_cache()
-    left = _torch.pool_ids(torch.cuda.current_device())
+    left = [_torch.pool_ids(device) for device in range(torch.cuda.device_count())]
     cgp.disable()
     # The traceback of a failed test keeps its graphs alive: no fault of this one.
     if not request.session.testsfailed:
-        assert left == []
+        assert not any(left), f"pools left by the test: {left}"
+
+
+@pytest.fixture
+def enabled(warm: None, request: pytest.FixtureRequest) -> Iterator[None]:
+    with nothing_left(request, enable=True):
+        yield
 
 
 @pytest.fixture

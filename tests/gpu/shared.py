@@ -109,6 +109,18 @@ class Driver:
         template = ctypes.c_void_p(graph.raw_cuda_graph())
         self.call("cuGraphRetainUserObject", template, thing, count, moved)
 
+    def shape(self, graph: torch.cuda.CUDAGraph) -> tuple[int, int]:
+        """Nodes and edges of a graph whose template is kept; not those within child graphs."""
+        handle = ctypes.c_void_p(graph.raw_cuda_graph())
+        nodes, edges = ctypes.c_size_t(0), ctypes.c_size_t(0)
+        # Without arrays to fill, they say how long these would have to be.
+        self.call("cuGraphGetNodes", handle, None, ctypes.byref(nodes))
+        if hasattr(self._cuda, "cuGraphGetEdges_v2"):  # CUDA 12.3: with the edges' data
+            self.call("cuGraphGetEdges_v2", handle, None, None, None, ctypes.byref(edges))
+        else:
+            self.call("cuGraphGetEdges", handle, None, None, ctypes.byref(edges))
+        return nodes.value, edges.value
+
     def add_child(self, graph: torch.cuda.CUDAGraph) -> None:
         """A child graph, in the capture of the current stream."""
         stream = self.stream()
@@ -136,31 +148,3 @@ class Driver:
             ctypes.c_size_t(1),
             ctypes.c_uint(replace),
         )
-
-    def copy_rows(self, target: Tensor, source: Tensor, columns: int) -> None:
-        """The first columns of each row, between tensors of float32 on the device."""
-
-        class Copy(ctypes.Structure):
-            _fields_ = [
-                *((f"{side}{name}", kind) for side in ("src", "dst") for name, kind in _SIDE),
-                ("WidthInBytes", ctypes.c_size_t),
-                ("Height", ctypes.c_size_t),
-            ]
-
-        copy = Copy()
-        copy.srcMemoryType = copy.dstMemoryType = 2  # CU_MEMORYTYPE_DEVICE
-        copy.srcDevice, copy.dstDevice = source.data_ptr(), target.data_ptr()
-        copy.srcPitch, copy.dstPitch = source.stride(0) * 4, target.stride(0) * 4
-        copy.WidthInBytes, copy.Height = columns * 4, source.shape[0]
-        self.call("cuMemcpy2DAsync_v2", ctypes.byref(copy), self.stream())
-
-
-_SIDE: list[tuple[str, Any]] = [
-    ("XInBytes", ctypes.c_size_t),
-    ("Y", ctypes.c_size_t),
-    ("MemoryType", ctypes.c_uint),
-    ("Host", ctypes.c_void_p),
-    ("Device", ctypes.c_uint64),
-    ("Array", ctypes.c_void_p),
-    ("Pitch", ctypes.c_size_t),
-]

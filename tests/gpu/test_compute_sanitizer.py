@@ -82,11 +82,6 @@ for captured in random.Random(0).choices(graphs, k=20):
     check(layers, *captured)
 assert shared.stats()["exec_updates"] > 0
 
-eager = cgp.GraphPool()
-with cgp.use_pool(eager):
-    pieces = [torch.ones(3 << 20, device="cuda") for _ in range(4)]
-    del pieces[1::2]
-    assert torch.ones(5 << 20, device="cuda").sum().item() == 5 << 20
 print("all equal")
 """
 
@@ -103,17 +98,8 @@ def test_nothing_is_reported(tool: str) -> None:
     sanitizer = compute_sanitizer()
     if sanitizer is None:
         pytest.skip("needs compute-sanitizer, which comes with the CUDA toolkit")
-    command = [
-        sanitizer,
-        "--tool",
-        tool,
-        "--error-exitcode",
-        "7",
-        sys.executable,
-        "-P",
-        "-c",
-        PROGRAM,
-    ]
+    watched = [sanitizer, "--tool", tool, "--error-exitcode", "7"]
+    command = [*watched, sys.executable, "-P", "-c", PROGRAM]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all equal" in done.stdout

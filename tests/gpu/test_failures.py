@@ -64,18 +64,6 @@ def test_invalidated_capture(capture: Capture) -> None:
     assert address not in {block["address"] for block in pool.snapshot()["blocks"]}
 
 
-def test_our_graph_gives_back_what_it_saw_fail() -> None:
-    pool = cgp.GraphPool()
-    x = fresh(512, seed=0)
-    with pytest.raises(RuntimeError), cgp.graph(torch.cuda.CUDAGraph(), pool=pool):
-        y = chain(x)
-        torch.cuda.synchronize()
-    del y
-    assert adapter.use_count(torch.cuda.current_device(), pool.id) == 1
-    with cgp.use_pool(pool):
-        assert torch.equal(chain(x), chain(x.clone()))
-
-
 def test_random_numbers_go_on_after_a_failed_capture() -> None:
     """torch.cuda.graph leaves the generator in the capture, and torch.randn raises ever after."""
     pool = cgp.GraphPool()
@@ -109,30 +97,15 @@ def test_invalidated_capture_without_a_pool_leaves_nothing_behind() -> None:
     torch.cuda.set_stream(stream)
     del y, graph
     torch.cuda.empty_cache()
-    following = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(following):
-        chain(x)
-    following.reset()
+    assert torch.equal(chain(x), chain(x.clone()))  # eager work is served as ever
+    cgp.disable()  # which a capture under way would refuse
+    cgp.enable()
+    following = capture_chain(333, None)
+    x = fresh(333, seed=1)
+    assert torch.equal(following.replay(x), chain(x))
+    following.graph.reset()
     torch.cuda.empty_cache()
     assert adapter.pool_ids(torch.cuda.current_device()) == []
-
-
-def test_a_failed_capture_leaves_no_route_behind() -> None:
-    """Eager work is served as ever once the cache was emptied, and the package can be disabled."""
-    x = fresh(512, seed=0)
-    stream = torch.cuda.current_stream()
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError), torch.cuda.graph(graph):
-        y = chain(x)
-        torch.cuda.synchronize()
-    torch.cuda.set_stream(stream)
-    del y, graph
-    torch.cuda.empty_cache()
-    assert torch.equal(chain(x), chain(x.clone()))
-    cgp.disable()
-    cgp.enable()
-    captured = capture_chain(333, None)
-    assert torch.equal(captured.replay(fresh(333, seed=1)), chain(fresh(333, seed=1)))
 
 
 def test_a_capture_that_another_thread_ends_while_the_first_empties_the_cache() -> None:
@@ -172,108 +145,6 @@ def test_exception_in_the_captured_code(capture: Capture) -> None:
     assert_next_capture_works(pool)
 
 
-@pytest.mark.whole_gpu
-@pytest.mark.parametrize("capture", [torch_capture, our_capture])
-def test_out_of_memory_in_a_capture(capture: Capture) -> None:
-    pool = cgp.GraphPool()
-    x = fresh(512, seed=0)
-    chain(x)
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    ballast = torch.empty(free - (1 << 30), dtype=torch.uint8, device="cuda")
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(torch.OutOfMemoryError) as caught, capture(graph, pool):
-        y = chain(x)
-        torch.empty(2 << 30, dtype=torch.uint8, device="cuda")
-    text = str(caught.value)
-    assert "Tried to allocate 2.00 GiB" in text
-    assert f"in graph pool {pool.id}" in text
-    assert "Free on the GPU" in text
-    assert f"pool {pool.id} holds" in text
-    del y, graph, ballast
-    assert_next_capture_works(pool)
-
-
-@pytest.mark.whole_gpu
-def test_unused_pools_are_given_up_before_eager_work_runs_out() -> None:
-    torch.cuda.empty_cache()
-    free, _ = torch.cuda.mem_get_info()
-    half = free // 2
-    pool = cgp.GraphPool()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool.id):
-        inside = torch.zeros(half, dtype=torch.uint8, device="cuda")
-    del inside, graph
-    pool.close()
-    assert torch.cuda.mem_get_info()[0] < free - half + (256 << 20)
-    eager = torch.empty(free - half + (1 << 30), dtype=torch.uint8, device="cuda")
-    assert eager.numel() > free - half
-
-
-def test_nested_captures() -> None:
-    outer, inner = cgp.GraphPool(), cgp.GraphPool()
-    x, y = fresh(512, seed=0), fresh(512, seed=1)
-    graph = torch.cuda.CUDAGraph()
-    with cgp.graph(graph, pool=outer):
-        with (
-            pytest.raises(RuntimeError, match="do not nest"),
-            cgp.graph(torch.cuda.CUDAGraph(), pool=inner),
-        ):
-            pass
-        y.copy_(chain(x))
-    x.copy_(fresh(512, seed=2))
-    graph.replay()
-    assert torch.equal(y, chain(x))
-    assert_next_capture_works(inner)
-
-
-def test_two_captures_cannot_fill_one_pool_at_once() -> None:
-    pool = cgp.GraphPool()
-    x, y = fresh(512, seed=0), fresh(512, seed=1)
-    chain(x)
-    torch.cuda.synchronize()
-    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    other = torch.cuda.Stream()
-    with torch.cuda.graph(first, pool=pool.id):
-        with (
-            torch.cuda.stream(other),
-            pytest.raises(RuntimeError, match=r"pool|scope"),
-        ):
-            second.capture_begin(pool=pool.id, capture_error_mode="thread_local")
-        y.copy_(chain(x))
-    first.replay()
-    assert torch.equal(y, chain(x))
-    assert_next_capture_works(pool)
-
-
-def test_crossing_scopes_of_two_pools() -> None:
-    """Scopes that overlap without nesting: each allocation goes where its stream captures."""
-    pools = [cgp.GraphPool(), cgp.GraphPool()]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    graphs = [torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()]
-    x = fresh(512, seed=0)
-    ys = [fresh(512, seed=1), fresh(512, seed=2)]
-    chain(x)
-    torch.cuda.synchronize()
-
-    for index in (0, 1):
-        with torch.cuda.stream(streams[index]):
-            graphs[index].capture_begin(pool=pools[index].id, capture_error_mode="relaxed")
-    for index in (1, 0):
-        with torch.cuda.stream(streams[index]):
-            ys[index].copy_(chain(x * (index + 1)))
-    for index in (0, 1):
-        with torch.cuda.stream(streams[index]):
-            graphs[index].capture_end()
-    x.copy_(fresh(512, seed=3))
-    for index in (1, 0):
-        graphs[index].replay()
-        torch.cuda.synchronize()
-        assert torch.equal(ys[index], chain(x * (index + 1)))
-        assert pools[index].stats()["allocations"] > 0
-
-
 def test_enable_and_disable_during_a_capture() -> None:
     pool = cgp.GraphPool()
     x, y = fresh(512, seed=0), fresh(512, seed=1)
@@ -296,47 +167,6 @@ def test_enable_and_disable_during_a_capture() -> None:
     cgp.enable()
 
 
-def test_bad_arguments_of_graph() -> None:
-    pool = cgp.GraphPool()
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(TypeError, match="GraphPool, not tuple"):
-        cgp.graph(graph, pool=pool.id)
-    with pytest.raises(ValueError, match="unknown capture error mode 'strict'"):
-        cgp.graph(graph, pool=pool, capture_error_mode="strict")
-    waiting = cgp.graph(graph, pool=pool)
-    pool.close()
-    with pytest.raises(RuntimeError, match="was released"):
-        waiting.__enter__()
-    with pytest.raises(RuntimeError, match="was released"):
-        cgp.graph(graph, pool=pool)
-    with pytest.raises(RuntimeError, match="was released"):
-        pool.stats()
-
-
-def test_bad_devices_of_graph_pool() -> None:
-    count = torch.cuda.device_count()
-    for device in (count, -1, f"cuda:{count}"):
-        with pytest.raises(ValueError, match="there is no device"):
-            cgp.GraphPool(device)
-    with pytest.raises(ValueError, match="needs a CUDA device"):
-        cgp.GraphPool("cpu")
-
-
-def test_double_free() -> None:
-    pool = cgp.GraphPool()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool.id):
-        address = torch.cuda.caching_allocator_alloc(1 << 20)
-        fresh_work = torch.zeros(8, device="cuda")
-    assert pool.stats()["live_blocks"] == 2
-    torch.cuda.caching_allocator_delete(address)
-    assert pool.stats()["live_blocks"] == 1
-    with pytest.raises(RuntimeError, match="invalid device pointer"):
-        torch.cuda.caching_allocator_delete(address)
-    assert pool.stats()["live_blocks"] == 1
-    del fresh_work
-
-
 def test_graph_memory_is_not_shared_with_processes() -> None:
     pool = cgp.GraphPool()
     graph = torch.cuda.CUDAGraph()
@@ -347,12 +177,6 @@ def test_graph_memory_is_not_shared_with_processes() -> None:
 
 
 def test_graph_needs_enabling() -> None:
-    cgp.disable()
-    try:
-        with pytest.raises(RuntimeError, match="needs cudagraph_pool to be enabled"):
-            cgp.GraphPool()
-    finally:
-        cgp.enable()
     pool = cgp.GraphPool()
     cgp.disable()
     try:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from .parity.compiled import compile_allocator
 
 PROGRAM = """
 import gc
@@ -20,7 +21,7 @@ from cudagraph_pool import _torch
 side, library = sys.argv[1], sys.argv[2]
 if library:
     torch.cuda.memory.change_current_allocator(
-        torch.cuda.memory.CUDAPluggableAllocator(library, "my_malloc", "my_free")
+        torch.cuda.memory.CUDAPluggableAllocator(library, "counting_malloc", "counting_free")
     )
 x = torch.ones(1 << 20, device="cuda")
 out = torch.zeros(2 << 20, device="cuda")
@@ -66,18 +67,6 @@ if side == "ours":
 assert x.sum().item() == 1 << 20
 """
 
-# Without a cache: what any user may write, and what RMM's is.
-PLUGGABLE = """
-#include <stddef.h>
-int cudaMalloc(void**, size_t);
-int cudaFree(void*);
-void* my_malloc(size_t n, int device, void* stream) {
-  void* p = NULL;
-  return cudaMalloc(&p, n) == 0 ? p : NULL;
-}
-void my_free(void* p, size_t n, int device, void* stream) { cudaFree(p); }
-"""
-
 
 def execute(side: str, settings: dict[str, str], library: str = "") -> None:
     done = subprocess.run(
@@ -114,18 +103,5 @@ def test_without_a_cache() -> None:
 
 
 def test_around_a_pluggable_allocator(tmp_path: Path) -> None:
-    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang", "g++"))), None)
-    if compiler is None:
-        pytest.skip("needs a C compiler")
-    import torch
-
-    torch.cuda.init()  # loads the runtime
-    maps = Path("/proc/self/maps").read_text().splitlines()
-    runtime = next(line.split()[-1] for line in maps if "/libcudart.so" in line)
-    source, library = tmp_path / "pluggable.c", tmp_path / "pluggable.so"
-    source.write_text(PLUGGABLE)
-    subprocess.run(
-        [compiler, "-x", "c", "-shared", "-fPIC", "-o", library, source, "-x", "none", runtime],
-        check=True,
-    )
-    execute("ours", {}, str(library))
+    """Without a cache: what any user may write, and what RMM's is."""
+    execute("ours", {}, str(compile_allocator(tmp_path)))

@@ -1,27 +1,25 @@
-"""To its owner a graph that shares executables is as any other: reset, deleted, asked, captured."""
+"""Graphs that share executables: to their owner they are as any other, also in full memory."""
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import threading
-from pathlib import Path
-from typing import Any
+import random
+from collections.abc import Iterator
 
 import pytest
 
 import cudagraph_pool as cgp
 
-from .shared import Trail, capture, capture_shared_chain
+from .shared import Trail, capture
 from .work import capture_chain, chain, fresh, torch
 
 pytestmark = pytest.mark.usefixtures("enabled")
 
-COUNTS = ("execs", "exec_instantiations", "exec_updates")
-
 
 def counts(pool: cgp.GraphPool) -> tuple[int, ...]:
     stats = pool.stats()
-    return tuple(stats[name] for name in COUNTS)
+    return stats["execs"], stats["exec_instantiations"], stats["exec_updates"]
 
 
 def has_executable_of_its_own(graph: torch.cuda.CUDAGraph) -> bool:
@@ -31,70 +29,6 @@ def has_executable_of_its_own(graph: torch.cuda.CUDAGraph) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-def test_who_shares_is_said_where_it_is_captured_or_by_the_pool() -> None:
-    x = fresh(16, seed=0)
-    x.add_(1)
-
-    def captured(pool: cgp.GraphPool, **how: Any) -> torch.cuda.CUDAGraph:
-        graph = torch.cuda.CUDAGraph()
-        with cgp.graph(graph, pool=pool, **how):
-            x.add_(1)
-        return graph
-
-    plain, sharing = cgp.GraphPool(), cgp.GraphPool(shared_exec=True)
-    cases: list[tuple[cgp.GraphPool, dict[str, Any], bool]] = [
-        (plain, {}, False),
-        (plain, {"shared_exec": False}, False),
-        (plain, {"shared_exec": None}, False),
-        (plain, {"shared_exec": True}, True),
-        (sharing, {}, True),
-        (sharing, {"shared_exec": None}, True),
-        (sharing, {"shared_exec": True}, True),
-        (sharing, {"shared_exec": False}, False),
-    ]
-    graphs = []
-    for pool, how, shares in cases:
-        graph = captured(pool, **how)
-        assert has_executable_of_its_own(graph) != shares
-        before = x.clone()
-        graph.replay()
-        assert torch.equal(x, before + 1)
-        graphs.append(graph)
-    assert counts(plain) == (1, 1, 0)
-    # torch.cuda.graph knows of no sharing.
-    stock = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(stock, pool=sharing.id):
-        x.add_(1)
-    assert has_executable_of_its_own(stock)
-
-
-def test_arguments() -> None:
-    for limit in (0, -1):
-        with pytest.raises(ValueError, match=f"max_execs is {limit}"):
-            cgp.GraphPool(max_execs=limit)
-    with pytest.raises(TypeError):
-        cgp.GraphPool(None, True)  # type: ignore[call-arg]
-    with pytest.raises(TypeError):
-        cgp.graph(torch.cuda.CUDAGraph(), cgp.GraphPool(), None, "global", True)  # type: ignore[call-arg]
-
-
-def test_counts_of_a_pool() -> None:
-    pool = cgp.GraphPool(max_execs=1)
-    assert counts(pool) == (0, 0, 0)
-    capture_chain(16, pool.id)
-    assert counts(pool) == (0, 0, 0), "stock graphs do not count"
-    trail = Trail(pool, marks=2)
-    assert counts(pool) == (1, 1, 0)
-    trail.replay(0)
-    trail.replay(1)
-    trail.replay(0)
-    assert counts(pool) == (1, 1, 2)
-    trail.check()
-    del trail
-    gc.collect()
-    assert counts(pool) == (0, 1, 2)
 
 
 def attributes_of_a_reset_graph() -> set[str]:
@@ -127,120 +61,6 @@ def test_it_stays_a_cuda_graph() -> None:
     assert set(vars(graph)) - attributes_of_a_reset_graph() == {"note", "_keeps"}
 
 
-@pytest.mark.filterwarnings("ignore:DEBUG")
-def test_handles_and_dump(tmp_path: Path) -> None:
-    pool = cgp.GraphPool(max_execs=1)
-    trail = Trail(pool, marks=2)
-    first, second = trail.graphs
-    assert first.raw_cuda_graph() != second.raw_cuda_graph()
-    one = first.raw_cuda_graph_exec()
-    assert one != 0
-    assert second.raw_cuda_graph_exec() == one, "they share it"
-    trail.replay(0)
-    path = tmp_path / "graph.dot"
-    first.debug_dump(str(path))
-    assert "digraph" in path.read_text()
-    assert first.raw_cuda_graph() != 0, "the dump took the template away"
-    trail.replay(1)
-    trail.replay(0)
-    trail.check()
-
-
-def test_a_subclass_keeps_its_ways() -> None:
-    class Counting(torch.cuda.CUDAGraph):  # type: ignore[misc]
-        replays = 0
-
-        def replay(self) -> None:
-            self.replays += 1
-            super().replay()
-
-        def label(self) -> str:
-            return f"{self.replays} replays"
-
-    pool = cgp.GraphPool()
-    x = fresh(8, seed=0)
-    x.add_(1)
-    graph = Counting()
-    capture(lambda: x.add_(1), pool, graph)
-    other = Counting()
-    capture(lambda: x.add_(2), pool, other)
-    assert type(other) is type(graph)
-    before = x.clone()
-    graph.replay()
-    graph.replay()
-    other.replay()
-    assert torch.equal(x, before + 1 + 1 + 2)
-    assert isinstance(graph, Counting)
-    assert graph.label() == "2 replays"
-    assert other.label() == "1 replays"
-    graph.reset()
-    assert type(graph) is Counting
-    assert graph.label() == "2 replays"
-
-
-def test_a_replay_that_fails_gives_its_executable_back() -> None:
-    class Failing(torch.cuda.CUDAGraph):  # type: ignore[misc]
-        def replay(self) -> None:
-            raise KeyError("mine")
-
-    pool = cgp.GraphPool(max_execs=1)
-    x = fresh(8, seed=0)
-    x.add_(1)
-    failing = Failing()
-    capture(lambda: x.add_(1), pool, failing)
-    other = capture(lambda: x.add_(2), pool)
-    with pytest.raises(KeyError, match="mine"):
-        failing.replay()
-    before = x.clone()
-    other.replay()
-    assert torch.equal(x, before + 2)
-    assert pool.stats()["execs"] == 1  # one that is lent would have stayed beside it
-
-
-def test_reset_and_capture_again() -> None:
-    pool = cgp.GraphPool(max_execs=1)
-    x, y = fresh(64, seed=0), fresh(64, seed=1)
-    chain(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    for step in range(6):
-        shared = step % 3 != 2
-        with cgp.graph(graph, pool=pool, shared_exec=shared):
-            y.copy_(chain(x * (step + 1)))
-        assert has_executable_of_its_own(graph) != shared
-        x.copy_(fresh(64, seed=step))
-        graph.replay()
-        assert torch.equal(y, chain(x * (step + 1)))
-        graph.reset()
-        assert pool.stats()["execs"] == 0
-        graph.reset()  # as stock graphs, which do not mind
-    with pytest.raises(RuntimeError):
-        graph.replay()
-
-
-def test_a_graph_is_not_captured_twice() -> None:
-    pool = cgp.GraphPool()
-    trail = Trail(pool, marks=2)
-    for shared in (True, False):
-        with (
-            pytest.raises(RuntimeError, match="already owns a captured graph"),
-            cgp.graph(trail.graphs[0], pool=pool, shared_exec=shared),
-        ):
-            pass
-        trail.replay(0)
-        trail.replay(1)
-        trail.check()
-    stock = torch.cuda.CUDAGraph()
-    with cgp.graph(stock, pool=pool):
-        trail._step(7)
-    with (
-        pytest.raises(RuntimeError, match="already owns a captured graph"),
-        cgp.graph(stock, pool=pool, shared_exec=True),
-    ):
-        pass
-    assert has_executable_of_its_own(stock)
-
-
 def test_reset_and_deletion_leave_the_others_alone() -> None:
     pool = cgp.GraphPool(max_execs=1)
     trail = Trail(pool, marks=4, spin=100_000)
@@ -256,83 +76,6 @@ def test_reset_and_deletion_leave_the_others_alone() -> None:
     assert pool.stats()["execs"] == 1
     del trail.graphs[0:]
     assert pool.stats()["execs"] == 0
-
-
-def test_deleted_by_another_thread() -> None:
-    pool = cgp.GraphPool(max_execs=1)
-    trails = [Trail(pool, marks=2)]
-    trails[0].replay(1)
-    trails[0].check()
-    graphs = trails.pop().graphs
-
-    def delete() -> None:
-        while graphs:
-            graphs.pop().reset()
-
-    thread = threading.Thread(target=delete)
-    thread.start()
-    thread.join()
-    assert pool.stats()["execs"] == 0
-
-
-def test_a_cycle_of_objects_is_collected() -> None:
-    pool = cgp.GraphPool(max_execs=1)
-    graph = Trail(pool, marks=1).graphs[0]
-    graph.itself = graph
-    del graph
-    gc.collect()
-    assert pool.stats()["execs"] == 0
-
-
-def test_graphs_outlive_their_pool() -> None:
-    pool = cgp.GraphPool(max_execs=1)
-    graphs = {rows: capture_shared_chain(rows, pool) for rows in (16, 100, 700)}
-    pool.close()
-    with pytest.raises(RuntimeError, match="was released"):
-        pool.stats()
-    del pool
-    gc.collect()
-    torch.cuda.empty_cache()
-    for seed, rows in enumerate((16, 700, 100, 16, 100)):
-        x = fresh(rows, seed=seed)
-        assert torch.equal(graphs[rows].replay(x), chain(x))
-    graphs[16].graph.reset()
-    x = fresh(700, seed=9)
-    assert torch.equal(graphs[700].replay(x), chain(x))
-
-
-def test_disabling_while_graphs_live() -> None:
-    pool = cgp.GraphPool(max_execs=1)
-    trail = Trail(pool, marks=3)
-    cgp.disable()
-    try:
-        for index in (2, 0, 1, 1, 2):
-            trail.replay(index)
-        trail.check()
-        trail.graphs.pop().reset()
-    finally:
-        cgp.enable()
-    trail.replay(1)
-    trail.check()
-
-
-def test_a_template_that_was_kept_anyway() -> None:
-    """Of a graph made with keep_graph=True."""
-    pool = cgp.GraphPool(max_execs=1)
-    x = fresh(8, seed=0)
-    x.add_(1)
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    capture(lambda: x.add_(3), pool, graph)
-    before = x.clone()
-    graph.replay()
-    assert torch.equal(x, before + 3)
-    graph.reset()
-    with cgp.graph(graph, pool=pool):
-        x.add_(4)
-    assert not has_executable_of_its_own(graph), "it keeps its template, as it was made to"
-    graph.instantiate()
-    graph.replay()
-    assert torch.equal(x, before + 3 + 4)
 
 
 def test_a_capture_that_is_invalidated_leaves_the_graph_as_it_was() -> None:
@@ -359,27 +102,6 @@ def test_a_capture_that_is_invalidated_leaves_the_graph_as_it_was() -> None:
         trail.replay(index)
     trail.check()
     assert counts(pool)[0] == 1
-
-
-def test_an_exception_in_the_captured_code() -> None:
-    pool = cgp.GraphPool()
-    x = fresh(64, seed=0)
-    x.add_(1)
-    graph = torch.cuda.CUDAGraph()
-    with (  # noqa: PT012
-        pytest.raises(KeyError, match="mine"),
-        cgp.graph(graph, pool=pool, shared_exec=True),
-    ):
-        x.add_(1)
-        raise KeyError("mine")
-    graph.reset()
-    assert pool.stats()["execs"] == 0
-    with cgp.graph(graph, pool=pool):
-        x.add_(2)
-    before = x.clone()
-    graph.replay()
-    assert torch.equal(x, before + 2)
-    assert has_executable_of_its_own(graph)
 
 
 @pytest.mark.whole_gpu
@@ -443,3 +165,84 @@ def test_graphs_of_code_that_knows_nothing_of_it(monkeypatch: pytest.MonkeyPatch
         False,
         False,
     ]
+
+
+MOST_EXECS = 4096  # more than there are graphs: memory is what limits them
+
+
+@contextlib.contextmanager
+def full_memory() -> Iterator[None]:
+    # As long as any graph lives torch keeps a tensor that captures need.
+    any_graph = capture_chain(1, None)
+    ballast: list[torch.Tensor] = []
+    for size in (1 << 30, 1 << 26, 1 << 21):
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while True:
+                ballast.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+    try:
+        yield
+    finally:
+        ballast.clear()
+        torch.cuda.synchronize()
+        any_graph.graph.reset()
+        torch.cuda.empty_cache()
+
+
+class Counters:
+    """Graphs that each count in a number of their own; of one kind if of as many nodes."""
+
+    def __init__(self, pool: cgp.GraphPool, most: int) -> None:
+        self.pool = pool
+        self.counts = torch.zeros(most, dtype=torch.int64, device="cuda")
+        self.expected: list[int] = []
+        self.nodes: list[int] = []
+        self.graphs: list[torch.cuda.CUDAGraph] = []
+        self.counts[0].add_(1)
+        self.counts.zero_()
+        torch.cuda.synchronize()
+
+    def capture(self, nodes: int) -> None:
+        count = self.counts[len(self.graphs)]
+
+        def work() -> None:
+            for _ in range(nodes):
+                count.add_(1)
+
+        self.graphs.append(capture(work, self.pool))
+        self.nodes.append(nodes)
+        self.expected.append(0)
+
+    def replay(self, index: int) -> None:
+        self.graphs[index].replay()
+        self.expected[index] += self.nodes[index]
+
+    def check(self) -> None:
+        torch.cuda.synchronize()
+        assert self.counts[: len(self.expected)].tolist() == self.expected
+
+
+@pytest.mark.whole_gpu
+def test_kinds_take_turns_where_not_all_have_an_executable() -> None:
+    pool = cgp.GraphPool(max_execs=MOST_EXECS)
+    # Some 700 MiB with one for each. The first ones are the largest: there is room for any of them.
+    sizes = range(1000, 600, -1)
+    counters = Counters(pool, len(sizes))
+    draw = random.Random(6)
+    with full_memory():
+        for nodes in sizes:
+            counters.capture(nodes)
+        for index in range(len(sizes)):
+            counters.replay(index)
+        for _ in range(len(sizes)):
+            counters.replay(draw.randrange(len(sizes)))
+        for _ in range(20):
+            counters.replay(7)
+        counters.check()
+        in_full_memory = pool.stats()["execs"]
+        assert 1 <= in_full_memory < len(sizes) // 2
+    # Where there is memory again they get it, some launches later.
+    for _ in range(3):
+        for index in range(len(sizes)):
+            counters.replay(index)
+    counters.check()
+    assert pool.stats()["execs"] == len(sizes)

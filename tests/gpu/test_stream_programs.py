@@ -8,7 +8,6 @@ at where the tensors lie.
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,8 +17,8 @@ from stream_programs import Configuration, generate
 
 import cudagraph_pool as cgp
 
-from .graph_shape import GraphShape, shape_of
-from .work import adapter, torch
+from .shared import Driver
+from .work import torch
 
 if TYPE_CHECKING:
     from _stream_work import StreamPrograms
@@ -69,12 +68,6 @@ class Programs:
         with torch.cuda.graph(graph, pool=pool.id, stream=self.stream):
             self.work.step(key)
         return graph
-
-    def shape(self, key: int, pool: tuple[int, int]) -> GraphShape:
-        graph = torch.cuda.CUDAGraph(keep_graph=True)
-        with torch.cuda.graph(graph, pool=pool, stream=self.stream):
-            self.work.step(key)
-        return shape_of(graph)
 
     def replay(self, key: int, graph: torch.cuda.CUDAGraph) -> list[torch.Tensor]:
         self.work.clear(key)
@@ -156,87 +149,28 @@ def test_graphs_of_one_pool(streams: int) -> None:
 def test_graphs_and_memory_against_stock(streams: int) -> None:
     """Reuse adds no node and no edge, and no program reserves more than stock reserves."""
     programs = Programs(streams, count=12, seed=3000)
-    ours, stock = [], []
+
+    def captured(key: int, pool: tuple[int, int]) -> tuple[tuple[int, int], int]:
+        graph = torch.cuda.CUDAGraph(keep_graph=True)
+        with torch.cuda.graph(graph, pool=pool, stream=programs.stream):
+            programs.work.step(key)
+        shown = torch.cuda.memory_snapshot()
+        segments = [s for s in shown if tuple(s["segment_pool_id"]) == tuple(pool)]
+        return Driver().shape(graph), sum(s["total_size"] for s in segments)
+
+    ours = []
     for key in programs.keys:
         pool = cgp.GraphPool()
-        shape = programs.shape(key, pool.id)
+        shape, _ = captured(key, pool.id)
         ours.append((shape, pool.stats()["peak_reserved_bytes"]))
         pool.close()
-        assert shape.nodes == programs.work.program(key).nodes
+        assert shape[0] == programs.work.program(key).nodes
     cgp.disable()
     try:
-        for key in programs.keys:
-            handle = torch.cuda.graph_pool_handle()
-            graph = torch.cuda.CUDAGraph(keep_graph=True)
-            with torch.cuda.graph(graph, pool=handle, stream=programs.stream):
-                programs.work.step(key)
-            reserved = sum(
-                segment["total_size"]
-                for segment in torch.cuda.memory_snapshot()
-                if tuple(segment["segment_pool_id"]) == tuple(handle)
-            )
-            stock.append((shape_of(graph), reserved))
-            del graph
+        stock = [captured(key, torch.cuda.graph_pool_handle()) for key in programs.keys]
     finally:
         cgp.enable()
     assert [shape for shape, _ in ours] == [shape for shape, _ in stock]
     for key, ((_, reserved), (_, of_stock)) in enumerate(zip(ours, stock, strict=True)):
         assert reserved <= of_stock, f"program {key} on {streams} streams"
     assert sum(reserved for _, reserved in ours) < 0.9 * sum(of_stock for _, of_stock in stock)
-
-
-def test_captures_at_once_in_threads() -> None:
-    """Each on several streams, into a pool of its own; none sees what another's graph proves."""
-    count = 3
-    all_programs = [Programs(3, count=1, seed=4000 + number) for number in range(count)]
-    pools = [cgp.GraphPool() for _ in range(count)]
-    graphs = [torch.cuda.CUDAGraph() for _ in range(count)]
-    together = threading.Barrier(count, timeout=60)
-    # Begin and end change what graphs of torch share, its random number generator's state.
-    one_at_a_time = threading.Lock()
-    errors: list[BaseException] = []
-
-    def capture(number: int) -> None:
-        try:
-            with torch.cuda.stream(all_programs[number].stream):
-                together.wait()
-                with one_at_a_time:
-                    graphs[number].capture_begin(
-                        pool=pools[number].id, capture_error_mode="thread_local"
-                    )
-                together.wait()
-                all_programs[number].work.step(0)
-                together.wait()
-                with one_at_a_time:
-                    graphs[number].capture_end()
-        except BaseException as error:
-            errors.append(error)
-            together.abort()
-
-    torch.cuda.synchronize()
-    threads = [threading.Thread(target=capture, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-    for number, programs in enumerate(all_programs):
-        program = programs.work.program(0)
-        assert pools[number].stats()["allocations"] == len(program.elements)
-        for turn in range(3):
-            found = programs.replay(0, graphs[number])
-            assert_same(found, programs.work.expected(0), f"thread {number}, replay {turn}")
-
-
-def test_a_long_program_finds_again_what_it_freed() -> None:
-    """Though nearly all of it was recorded for other streams."""
-    programs = Programs(4, count=1, seed=5000, operations=2_000)
-    pool = cgp.GraphPool()
-    graph = programs.capture(0, pool)
-    program = programs.work.program(0)
-    everything = sum(-(-elements * 4 // 512) * 512 for elements in program.elements)
-    reserved = pool.stats()["reserved_bytes"]
-    assert reserved < 2 * program.peak_bytes()
-    assert reserved < everything / 4
-    assert_same(programs.replay(0, graph), programs.work.expected(0), "the long program")
-    assert tuple(graph.pool()) in adapter.pool_ids(torch.cuda.current_device())

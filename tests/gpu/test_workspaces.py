@@ -12,7 +12,7 @@ import cudagraph_pool as cgp
 from cudagraph_pool import capture
 from cudagraph_pool._workspaces import used_by
 
-from .work import adapter, capture_chain, chain, fresh, torch
+from .work import adapter, fresh, torch
 
 MINOR = int(torch.__version__.split(".")[1])
 pytestmark = [
@@ -83,12 +83,6 @@ def wrong_at_once(*both: Products) -> Iterator[int]:
         yield sum(products.wrong() for products in both)
 
 
-def replay_unordered(*graphs: torch.cuda.CUDAGraph) -> None:
-    for graph, stream in zip(graphs, two_streams(), strict=True):
-        with torch.cuda.stream(stream):
-            graph.replay()
-
-
 def test_graphs_of_two_pools_that_share_it_give_wrong_products() -> None:
     """What the guard and the option are for. The pools are ours, but stock's do the same."""
     pools = cgp.GraphPool(), cgp.GraphPool()
@@ -125,46 +119,6 @@ def test_guard_names_graphs_of_two_pools_that_share_it() -> None:
 
 
 @pytest.mark.parametrize("shared_exec", [False, True])
-def test_guard_knows_what_is_captured_within_it(shared_exec: bool) -> None:
-    pools = cgp.GraphPool(), cgp.GraphPool()
-    with cgp.guard():
-        one, other = (
-            Products(seed, torch.cuda.CUDAGraph()).capture(pool, shared_exec=shared_exec)
-            for seed, pool in enumerate(pools)
-        )
-        torch.cuda.synchronize()
-        with pytest.raises(RuntimeError, match="shares cuBLAS's workspace"):
-            replay_unordered(one.graph, other.graph)
-    torch.cuda.synchronize()
-
-
-def test_guard_is_silent_about_graphs_without_products() -> None:
-    pools = [cgp.GraphPool() for _ in range(3)]
-    Products(0).capture(pools[2])  # there is a workspace
-    with cgp.guard():
-        one, other = (capture_chain(512, pool.id) for pool in pools[:2])
-        torch.cuda.synchronize()
-        replay_unordered(one.graph, other.graph)
-        torch.cuda.synchronize()
-        for captured in (one, other):
-            assert torch.equal(captured.y, chain(captured.x))
-
-
-def test_guard_is_silent_about_captures_on_streams_of_their_own() -> None:
-    pools = cgp.GraphPool(), cgp.GraphPool()
-    streams = two_streams()
-    with cgp.guard():
-        one, other = (
-            Products(seed).capture(pool, stream=stream)
-            for seed, (pool, stream) in enumerate(zip(pools, streams, strict=True))
-        )
-        torch.cuda.synchronize()
-        replay_unordered(one.graph, other.graph)
-        torch.cuda.synchronize()
-    assert one.wrong() == other.wrong() == 0
-
-
-@pytest.mark.parametrize("shared_exec", [False, True])
 def test_pools_with_workspaces_of_their_own(shared_exec: bool) -> None:
     pools = cgp.GraphPool(), cgp.GraphPool()
     one, other = (
@@ -181,89 +135,9 @@ def test_pools_with_workspaces_of_their_own(shared_exec: bool) -> None:
         assert [next(found) for _ in range(20)] == [0] * 20
 
 
-def test_graphs_of_one_pool_share_its_own_workspace() -> None:
-    pool = cgp.GraphPool()
-    one = Products(0).capture(pool, own_workspace=True)
-    held = pool.stats()["reserved_bytes"]
-    other = Products(1).capture(pool, own_workspace=True)
-    assert used_by(one.graph.raw_cuda_graph()) == used_by(other.graph.raw_cuda_graph())
-    assert pool.stats()["reserved_bytes"] == held
-
-
 def product(seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
     w = centered(DEPTH, seed, ROWS)
     return lambda x: x @ w
-
-
-def two_runners(own_workspace: bool) -> list[cgp.GraphRunner]:
-    runners = [
-        cgp.GraphRunner(
-            product(seed), sizes=[ROWS], own_workspace=own_workspace, clone_outputs=True
-        )
-        for seed in range(2)
-    ]
-    for runner in runners:
-        runner.capture(centered(ROWS, 7, DEPTH))
-    return runners
-
-
-def call_at_once(
-    runners: list[cgp.GraphRunner], x: torch.Tensor, times: int
-) -> list[list[torch.Tensor]]:
-    results: list[list[torch.Tensor]] = []
-    for _ in range(times):
-        results.append([])
-        for runner, stream in zip(runners, two_streams(), strict=True):
-            with torch.cuda.stream(stream):
-                results[-1].append(runner(x))
-        torch.cuda.synchronize()
-    return results
-
-
-def test_guard_names_runners_that_share_it() -> None:
-    runners = two_runners(own_workspace=False)
-    x = centered(ROWS, 7, DEPTH)
-    torch.cuda.synchronize()
-    with cgp.guard(), pytest.raises(RuntimeError, match="shares cuBLAS's workspace"):
-        call_at_once(runners, x, 1)
-    torch.cuda.synchronize()
-
-
-def test_runners_with_workspaces_of_their_own() -> None:
-    runners = two_runners(own_workspace=True)
-    x = centered(ROWS, 7, DEPTH)
-    expected = [product(seed)(x).float() for seed in range(2)]
-    torch.cuda.synchronize()
-    with cgp.guard():
-        results = call_at_once(runners, x, 3)
-    results += call_at_once(runners, x, 60)
-    for both in results:
-        assert all(map(is_close, both, expected))
-
-
-def test_a_pool_keeps_its_stream_as_long_as_a_graph_needs_it() -> None:
-    first, second = cgp.GraphPool(), cgp.GraphPool()
-    stream = first._own_stream.cuda_stream
-    assert second._own_stream.cuda_stream != stream
-    captured = Products(0).capture(first, own_workspace=True)
-    del first
-    gc.collect()
-    assert cgp.GraphPool()._own_stream.cuda_stream != stream
-    del captured
-    gc.collect()
-    pools = [cgp.GraphPool() for _ in range(64)]  # other tests left streams behind too
-    again = next(pool for pool in pools if pool._own_stream.cuda_stream == stream)
-    products = Products(1).capture(again, own_workspace=True)
-    products.graph.replay()
-    torch.cuda.synchronize()
-    assert products.wrong() == 0
-
-
-def test_a_stream_would_not_be_the_pools_own() -> None:
-    with pytest.raises(ValueError, match="own_workspace=True captures on the pool's own stream"):
-        cgp.graph(torch.cuda.CUDAGraph(), cgp.GraphPool(), torch.cuda.Stream(), own_workspace=True)
-    with pytest.raises(TypeError, match="own_workspace is 1"):
-        cgp.graph(torch.cuda.CUDAGraph(), cgp.GraphPool(), own_workspace=1)  # type: ignore[arg-type]
 
 
 def test_a_runner_that_goes_leaves_others_the_workspace() -> None:

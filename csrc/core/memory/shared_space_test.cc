@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/memory/free_view_test_fit.h"
+#include "core/memory/free_view.h"
 #include "testing/host_driver.h"
 
 namespace cgp {
@@ -51,18 +51,6 @@ class SharedSpaceTest : public ::testing::Test {
   SharedSpace bytes_{ranges_};
 };
 
-TEST_F(SharedSpaceTest, APlaceHasUntouchedPagesIfAnyOfThemIs) {
-  const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
-  TakeAndGive(first + 1, kPageSize, kFenceA);
-  const auto has = [&](uint32_t slot, Granules length) {
-    return bytes_.HasUntouchedPages({{SlotId{first + slot}}}, length);
-  };
-  EXPECT_TRUE(has(0, kPageSize));
-  EXPECT_FALSE(has(1, kPageSize));
-  EXPECT_TRUE(has(0, kPageSize * 2)) << "the first";
-  EXPECT_TRUE(has(1, kPageSize * 2)) << "the last";
-}
-
 // Views that rest see what is open; who takes one over sees what it passes, and nobody else's.
 TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
   const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
@@ -75,7 +63,12 @@ TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
   RemoveStreams();
   EXPECT_EQ(bytes_.stream_count(), 0u);
   EXPECT_EQ(second->whole_page_count(), 0u);
-  EXPECT_EQ(BestFit(*second, kPageSize - Granules(3)), bytes_.space().last(PageId{1}));
+  std::vector<NodeId> best;
+  second->ForEachFit(kPageSize - Granules(3), [&](NodeId chain) {
+    best.push_back(chain);
+    return false;
+  });
+  EXPECT_EQ(best, std::vector{bytes_.space().last(PageId{1})});
 
   TakeAndGive(first + 1, kPageSize - Granules(1), FenceId::kOpen);  // while they rest
   EXPECT_EQ(bytes_.AddView(kB, kFenceB).whole_page_count(), 3u);
@@ -87,18 +80,6 @@ TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
   EXPECT_EQ(CountWhole(PageId{1}), 2u);
   RemoveStreams();
   EXPECT_EQ(CountWhole(PageId{1}), 0u) << "no stream is left";
-}
-
-TEST_F(SharedSpaceTest, SpareViewsAreDropped) {
-  bytes_.AddView(kA, kFenceA);
-  bytes_.AddView(kB, kFenceB);
-  RemoveStreams();
-  const FreeView* const first = &bytes_.AddView(kA, kFenceA);
-  bytes_.DropSpareViews();
-  RemoveStreams();
-  EXPECT_EQ(&bytes_.AddView(kB, kFenceB), first);
-  bytes_.AddView(kA, kFenceA);
-  bytes_.Check();
 }
 
 }  // namespace

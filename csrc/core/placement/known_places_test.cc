@@ -8,46 +8,8 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
-using ::testing::SizeIs;
 
 Placement At(uint32_t slot) { return {SlotId{slot}}; }
-
-TEST(KnownPlaces, WhatComesAgainIsKnownByAllSizesBeforeIt) {
-  KnownPlaces known;
-  const auto place = [&](uint64_t size, uint32_t slot) {
-    const KnownPlaces::Key key = known.Again(size);
-    KnownPlaces::Add(known.At(key), At(slot));
-    known.Advance(key);
-  };
-  known.BeginScope();
-  place(3, 1);
-  place(5, 2);
-  known.BeginScope();
-  EXPECT_THAT(known.At(known.Again(5)), IsEmpty()) << "nothing came before it";
-  place(3, 7);
-  EXPECT_THAT(known.At(known.Again(5)), ElementsAre(At(2)));
-  EXPECT_THAT(known.At(known.Again(6)), IsEmpty());
-}
-
-TEST(KnownPlaces, AlikeIsWhatHasTheSizeInThisScope) {
-  KnownPlaces known;
-  known.BeginScope();
-  KnownPlaces::Add(known.Alike(3), At(1));
-  EXPECT_THAT(known.Alike(3), ElementsAre(At(1)));
-  EXPECT_THAT(known.Alike(4), IsEmpty());
-  known.BeginScope();
-  EXPECT_THAT(known.Alike(3), IsEmpty());
-}
-
-TEST(KnownPlaces, TheOldestOfManyIsForgotten) {
-  KnownPlaces known;
-  for (uint32_t slot = 0; slot <= KnownPlaces::kMostPlaces; ++slot) {
-    KnownPlaces::Add(known.At(1), At(slot));
-    KnownPlaces::Add(known.At(1), At(slot));
-  }
-  EXPECT_THAT(known.At(1), SizeIs(KnownPlaces::kMostPlaces));
-  EXPECT_EQ(known.At(1).front(), At(1));
-}
 
 TEST(KnownPlaces, KeysNotAskedForInALongTimeAreForgotten) {
   KnownPlaces known;
@@ -59,13 +21,6 @@ TEST(KnownPlaces, KeysNotAskedForInALongTimeAreForgotten) {
     EXPECT_THAT(known.At(1), ElementsAre(At(1))) << "asked for now and then";
   }
   EXPECT_THAT(known.At(2), IsEmpty());
-}
-
-TEST(KnownPlaces, NothingIsKnownOnceSlotsHaveOtherNumbers) {
-  KnownPlaces known;
-  KnownPlaces::Add(known.At(1), At(1));
-  known.Forget();
-  EXPECT_THAT(known.At(1), IsEmpty());
 }
 
 }  // namespace

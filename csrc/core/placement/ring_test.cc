@@ -75,52 +75,12 @@ class RingTest : public ::testing::Test {
   Ring ring_{ranges_, memory_};
 };
 
-TEST_F(RingTest, TheFirstOfItsKindBringsRoomForOneCaptureTwice) {
-  EXPECT_FALSE(ring_.Holds(SlotId{0}));
-  EXPECT_EQ(Place(12, /*is_first=*/true), 0U);
-  // 12, with 12 of the capture and a block beside.
-  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}, {16, 40}}));
-}
-
-TEST_F(RingTest, BlocksGoBehindOneAnotherAndAround) {
-  Place(12, /*is_first=*/true);
-  EXPECT_EQ(Place(12), 12U);
-  EXPECT_EQ(Place(12), 24U);
-  EndCapture();
-  Free(0);
-  EXPECT_EQ(FreeOfRing(), Extents({{0, 8}, {8, 12}, {36, 40}}));
-  EXPECT_EQ(Place(12), 0U) << "there is no room behind the last one";
-  EXPECT_EQ(Place(4), 36U);
-  EXPECT_EQ(space().page_count(), 5U);
-}
-
-TEST_F(RingTest, WhatIsFreedInACaptureIsTheRingsWhenThatEnds) {
-  Place(12, /*is_first=*/true);
-  Place(28);
-  Free(12);
-  EXPECT_EQ(FreeOfRing(), Extents());
-  EXPECT_EQ(space().free(), Granules(28));
-  EndCapture();
-  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}, {16, 40}}));
-}
-
 TEST_F(RingTest, WhatEagerWorkUsedIsNotTheRings) {
   Place(12, /*is_first=*/true);
   EndCapture();
   blocks_.ForEach([](Address, LiveBlock& live) { live.eager = true; });
   Free(0);
   EXPECT_EQ(FreeOfRing(), Extents({{12, 16}, {16, 40}}));
-}
-
-TEST_F(RingTest, NoStreamTakesWhatTheRingHas) {
-  Place(12, /*is_first=*/true);
-  LiveBlock live;
-  live.block.stream = StreamId{1};
-  EXPECT_EQ(memory_.BeginTake(live, {}).whole_page_count(), 0U);
-  memory_.DissolveRing();
-  memory_.Check();
-  EXPECT_EQ(FreeOfRing(), Extents());
-  EXPECT_EQ(memory_.BeginTake(live, {}).whole_page_count(), 3U);
 }
 
 // What waits for another stream too must not go on waiting for its own alone.
@@ -143,21 +103,6 @@ TEST_F(RingTest, WhatWaitsForAnotherStreamDoesSoWhenTheRingIsGone) {
   };
   EXPECT_FALSE(view.IsWhole(page(0)));
   EXPECT_TRUE(view.IsWhole(page(1)));
-}
-
-TEST_F(RingTest, WhatDoesNotFitMakesTheEndLonger) {
-  Place(12, /*is_first=*/true);
-  EXPECT_EQ(Place(40), 12U);
-  EXPECT_EQ(space().page_count(), 7U);
-  EXPECT_EQ(FreeOfRing(), Extents({{52, 56}}));
-}
-
-TEST_F(RingTest, PagesThatAreOpenAsAWholeComeBeforeNewOnes) {
-  memory_.bytes().Map({.range = {}, .handles = std::vector(2, MappingPlan::kNewPage)});
-  Place(12);
-  EXPECT_EQ(space().page_count(), 4U);
-  Place(12, /*is_first=*/false, /*takes_whole=*/true);
-  EXPECT_EQ(space().page_count(), 4U);
 }
 
 TEST_F(RingTest, AFullRangeMakesWayForAnother) {

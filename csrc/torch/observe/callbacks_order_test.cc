@@ -52,21 +52,6 @@ TEST_F(TrackersThatAskTest, StatisticsSnapshotsAndTheCacheAreToBeHad) {
   EXPECT_EQ(told, std::vector{Action::SEGMENT_UNMAP});
 }
 
-TEST_F(TrackersThatAskTest, MemoryIsToBeHadToo) {
-  std::vector<Action> told;
-  asks_ = [&](const History::TraceEntry& entry) {
-    told.push_back(entry.action_);
-    if (told.size() == 1) allocator_.allocate(512).clear();
-  };
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.allocate(1000).clear();
-  graph.End();
-  EXPECT_EQ(told, (std::vector{Action::SEGMENT_MAP, Action::ALLOC, Action::FREE_REQUESTED,
-                               Action::FREE_COMPLETED, Action::ALLOC, Action::FREE_REQUESTED,
-                               Action::FREE_COMPLETED}));
-}
-
 // One that registers memory must not hear last of what came first.
 TEST_F(TrackersThatAskTest, AnotherThreadsMappingsAreToldInOrderByWhoIsTelling) {
   std::vector<Action> told;
@@ -121,22 +106,6 @@ class ObserversTest : public GraphAllocatorTest {
     return told;
   }
 };
-
-TEST_F(ObserversTest, ThoseFromBeforeHearOfPoolsOfOurs) {
-  EXPECT_EQ(Observe(), (std::vector<size_t>{kPhysicalLimit, 4 * kPhysicalLimit}));
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 2) << "each is counted once";
-}
-
-TEST_F(ObserversTest, ABaseThatHasTheBytesIsAskedForMoreThanThereIs) {
-  base_.largest_in_pool = kPhysicalLimit + kPage;
-  EXPECT_EQ(Observe(), (std::vector<size_t>{2 * kPhysicalLimit, 4 * kPhysicalLimit}));
-}
-
-// Its scope could not end then, and would take all that this thread allocates from now on.
-TEST_F(ObserversTest, ABaseThatFollowsCapturesIsNotAskedOnTheirStreams) {
-  base_.follows_captures = true;
-  EXPECT_EQ(Observe(), (std::vector<size_t>{kPhysicalLimit, 4 * kPhysicalLimit}));
-}
 
 TEST_F(ObserversTest, ABaseThatIsNotTorchsIsNotAskedForTooMuch) {
   base_.its_name = "pluggable";

@@ -5,7 +5,6 @@
 
 #include <ctime>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -82,25 +81,6 @@ class CallbacksTest : public GraphAllocatorTest {
   const c10::DebugInfoGuard guard_{c10::DebugInfoKind::PROFILER_STATE, profiler_};
 };
 
-TEST_F(CallbacksTest, TheProfilerHearsOfBlocksThatComeAndGoAndOfAllThatIsHeld) {
-  base_.stats.allocated_bytes[0].current = 5000;
-  base_.stats.reserved_bytes[0].current = 7 * kPage;
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr a = allocator_.allocate(1000), b = allocator_.allocate(3000);
-  const std::vector<Reported> expected = {{a.get(), 1024, 6024, 8 * kPage},
-                                          {b.get(), 3072, 9096, 8 * kPage},
-                                          {a.get(), -1024, 8072, 8 * kPage},
-                                          {b.get(), -3072, 5000, 8 * kPage}};
-  a.clear();
-  b.clear();
-  EXPECT_EQ(profiler_->reports, expected);
-  profiler_->enabled = false;
-  allocator_.allocate(1000);
-  EXPECT_EQ(profiler_->reports.size(), 4U);
-  graph.End();
-}
-
 // From us, where the base has nobody to tell: see graph_out_of_memory.cc.
 TEST_F(CallbacksTest, TheProfilerHearsWhenMemoryRunsOut) {
   base_.its_name = "pluggable";
@@ -175,79 +155,6 @@ TEST_F(CallbacksTest, WhereOursWasAllocatedIsTold) {
   graph.End();
 }
 
-// Of torch 2.14; releases before it have no such action and nobody who asks.
-TEST_F(CallbacksTest, WhatIsSaidOfOursAfterwardsIsInTheHistory) {
-  Record();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  allocator_.annotateMemory(inside.get(), "kept for the backward");
-  const auto traces = allocator_.snapshot().device_traces;
-  const auto& last = traces.at(static_cast<size_t>(device_)).back();
-  EXPECT_EQ(last.addr_, reinterpret_cast<size_t>(inside.get()));
-  EXPECT_EQ(last.size_, 1000U);
-  EXPECT_EQ(last.mempool_, id_);
-  EXPECT_NE(last.context_, nullptr);
-  constexpr auto kAnnotate = AnnotateAction<Action>();
-  EXPECT_EQ(kAnnotate.has_value(), kTorchMinor >= 14);
-  EXPECT_EQ(last.action_, kAnnotate.value_or(Action::ALLOC));
-  EXPECT_EQ(last.user_metadata_, kAnnotate ? "kept for the backward" : "");
-  graph.End();
-}
-
-TEST_F(CallbacksTest, WhatIsFreedIsFreeWhoeverFails) {
-  Track();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  void* const a = allocator_.raw_alloc(1000);
-  DataPtr b = allocator_.allocate(1000);
-  told_.clear();
-  profiler_->reports.clear();
-  profiler_->fails = true;
-  failing_ = {Action::FREE_REQUESTED};
-  EXPECT_NO_THROW(allocator_.raw_delete(a));
-  EXPECT_EQ(LiveBlocks(), 1U);
-  EXPECT_EQ(told_.size(), 4U) << "both trackers of both actions";
-  EXPECT_EQ(profiler_->reports.size(), 1U);
-  b.clear();
-  EXPECT_EQ(LiveBlocks(), 0U);
-  EXPECT_EQ(profiler_->reports.size(), 2U);
-  failing_.clear();
-  profiler_->fails = false;
-  graph.End();
-}
-
-TEST_F(CallbacksTest, ARestoreIsToldWhateverATrackerSays) {
-  Track();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr block = allocator_.allocate(1000);
-  graph.End();
-  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
-  block.clear();
-  failing_ = {Action::ALLOC};
-  EXPECT_EQ(allocator_.setCheckpointPoolState(device_, checkpoint).dataptrs_allocd.size(), 1U);
-  failing_.clear();
-}
-
-TEST_F(CallbacksTest, ATrackerThatFailsLeavesWhatIsMappedAsItIs) {
-  static bool fails = false;  // trackers stay for good
-  allocator_.attachAllocatorTraceTracker([](const History::TraceEntry& entry) {
-    const bool mapping =
-        entry.action_ == Action::SEGMENT_MAP || entry.action_ == Action::SEGMENT_UNMAP;
-    TORCH_CHECK(!fails || !mapping, "not registered");
-  });
-  fails = true;
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
-  graph.Reset();
-  allocator_.emptyCache();
-  fails = false;
-  EXPECT_TRUE(pools().ids().empty());
-}
-
 TEST_F(CallbacksTest, ARestoreIsNotedAsWhatItChanged) {
   Graph graph(*this, id_, 7);
   graph.Begin();
@@ -275,26 +182,6 @@ TEST_F(CallbacksTest, ARestoreIsNotedAsWhatItChanged) {
   for (DataPtr& data : delta.dataptrs_allocd) {
     if (data.get() == lives_on.get()) data.release_context();
   }
-}
-
-// The processor's time, which does not depend on what else the machine does.
-TEST_F(CallbacksTest, ARestoreOfManyBlocksIsNotedInTimeThatGrowsAsTheyDo) {
-  Record();
-  std::vector<DataPtr> blocks;
-  const auto seconds_with = [&](size_t count) {
-    Graph graph(*this, id_, count);
-    graph.Begin();
-    while (blocks.size() < count) blocks.push_back(allocator_.allocate(512));
-    graph.End();
-    const auto checkpoint = allocator_.getCheckpointState(device_, id_);
-    const std::clock_t start = std::clock();
-    auto delta = allocator_.setCheckpointPoolState(device_, checkpoint);
-    const auto took = static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
-    for (DataPtr& data : delta.dataptrs_allocd) data.release_context();  // all live on
-    return took;
-  };
-  const double of_fewer = seconds_with(10000);
-  EXPECT_LT(seconds_with(40000), 8 * of_fewer + 0.1) << "16 times as long, were it by the square";
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace cgp {
@@ -64,13 +63,6 @@ class HistoryTest : public ::testing::Test {
   History history_;
 };
 
-TEST_F(HistoryTest, NobodyAskedSoNothingIsKept) {
-  EXPECT_FALSE(history_.active());
-  EXPECT_EQ(history_.Gather(When::STATE), nullptr);
-  Allocate(512);
-  EXPECT_TRUE(Merged().empty());
-}
-
 TEST_F(HistoryTest, AnEntrySaysWhatTheEventDid) {
   Configure(When::ALL);
   EXPECT_TRUE(history_.active());
@@ -87,55 +79,6 @@ TEST_F(HistoryTest, AnEntrySaysWhatTheEventDid) {
   EXPECT_EQ(entries[0].context_, context);
   EXPECT_EQ(entries[0].user_metadata_, "metadata");
   EXPECT_EQ(entries[0].compile_context_, "N/A");
-}
-
-TEST_F(HistoryTest, LevelsSayWhichStacksAreGathered) {
-  for (const When when : {When::NEVER, When::STATE, When::ALLOC, When::ALL}) {
-    Configure(when);
-    for (const When level : {When::STATE, When::ALLOC, When::ALL}) {
-      EXPECT_EQ(history_.Gather(level) != nullptr, when >= level)
-          << static_cast<int>(when) << " asked for " << static_cast<int>(level);
-    }
-  }
-}
-
-TEST_F(HistoryTest, LevelsSayWhichStacksAreKept) {
-  Configure(When::NEVER);
-  Allocate(512);
-  EXPECT_EQ(history_.ContextOf(512), nullptr);
-  EXPECT_EQ(Entries().back().context_, nullptr);
-
-  Configure(When::STATE);
-  Allocate(1024);
-  EXPECT_NE(history_.ContextOf(1024), nullptr);
-  EXPECT_EQ(Entries().back().context_, nullptr) << "stacks are of live blocks alone";
-
-  Configure(When::ALLOC);
-  Allocate(1536);
-  const History::Context allocated_at = history_.ContextOf(1536);
-  EXPECT_NE(allocated_at, nullptr);
-  EXPECT_EQ(Entries().back().context_, allocated_at);
-  Free(1536);
-  EXPECT_EQ(Entries().back().context_, allocated_at) << "nobody asked where it was freed";
-  EXPECT_EQ(history_.ContextOf(1536), nullptr);
-
-  Configure(When::ALL);
-  Allocate(2048);
-  const History::Context here = history_.ContextOf(2048);
-  Free(2048);
-  const auto entries = Entries();
-  EXPECT_NE(entries.back().context_, nullptr);
-  EXPECT_NE(entries.back().context_, here);
-  EXPECT_EQ(entries.back().context_, entries[entries.size() - 2].context_) << "one free, one stack";
-  EXPECT_EQ(history_.ContextOf(2048), nullptr);
-}
-
-TEST_F(HistoryTest, AFreeIsRequestedAndCompletedAtOnce) {
-  Configure(When::NEVER);
-  Allocate(512);
-  Free(512);
-  EXPECT_EQ(Actions(),
-            (std::vector{Action::ALLOC, Action::FREE_REQUESTED, Action::FREE_COMPLETED}));
 }
 
 TEST_F(HistoryTest, ActionsToSkipAreSkippedAndTheirStacksKept) {
@@ -170,36 +113,6 @@ TEST_F(HistoryTest, TheOldestEntriesGoFirst) {
   EXPECT_TRUE(Addresses().empty());
 }
 
-TEST_F(HistoryTest, ClearingForgetsTheEntriesAndNotTheLiveBlocks) {
-  Configure(When::ALLOC);
-  Allocate(512);
-  Configure(When::ALLOC, kMany, true);
-  EXPECT_TRUE(Addresses().empty());
-  EXPECT_NE(history_.ContextOf(512), nullptr);
-  Allocate(1024);
-  history_.Configure(false, nullptr, kMany, When::NEVER, false, {});
-  EXPECT_FALSE(history_.active());
-  EXPECT_TRUE(Addresses().empty());
-  EXPECT_EQ(history_.ContextOf(512), nullptr) << "it may be freed unseen from now on";
-}
-
-TEST_F(HistoryTest, TrackersAreToldWithoutAHistoryToo) {
-  std::vector<size_t> first, second;
-  history_.AttachTracker([&](const History::TraceEntry& entry) { first.push_back(entry.addr_); });
-  EXPECT_TRUE(history_.active());
-  Allocate(512);
-  EXPECT_TRUE(Merged().empty());
-  history_.AttachTracker([&](const History::TraceEntry& entry) { second.push_back(entry.addr_); });
-  Configure(When::NEVER, 0, false, {"oom"});
-  Allocate(1024);
-  history_.Record(Event(2048, Action::OOM), nullptr, "");
-  history_.Configure(false, nullptr, 0, When::NEVER, false, {});
-  EXPECT_TRUE(history_.active());
-  Allocate(1536);
-  EXPECT_EQ(first, (std::vector<size_t>{512, 1024, 1536}));
-  EXPECT_EQ(second, (std::vector<size_t>{1024, 1536}));
-}
-
 // The base's entries come with times converted to microseconds.
 class HistoryMergeTest : public HistoryTest {
  protected:
@@ -226,17 +139,6 @@ TEST_F(HistoryMergeTest, OursStandBetweenTheBasesInOrderOfTime) {
   EXPECT_EQ(merged[3].addr_, 2U);
   EXPECT_NEAR(static_cast<double>(merged[1].time_.t_), static_cast<double>(now), 10.0 * kSecond);
   EXPECT_LE(merged[1].time_.t_, merged[2].time_.t_);
-}
-
-TEST_F(HistoryMergeTest, DevicesStayApart) {
-  Configure(When::NEVER);
-  Allocate(512);
-  const auto merged = Merged({{OfBase(1, 1)}});
-  ASSERT_EQ(merged.size(), 2U);
-  ASSERT_EQ(merged[0].size(), 1U);
-  EXPECT_EQ(merged[0][0].addr_, 1U);
-  ASSERT_EQ(merged[1].size(), 1U);
-  EXPECT_EQ(merged[1][0].addr_, 512U);
 }
 
 TEST_F(HistoryMergeTest, BothTogetherHaveAtMostAsManyEntriesAsWereAskedFor) {

@@ -2,8 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "torch/testing/graph_allocator_fixture.h"
 
@@ -37,18 +35,6 @@ TEST_F(MemoryFractionTest, UnsetItIsTheBasesToSay) {
   EXPECT_EQ(base_.fraction, 1) << "nobody asked for a share";
   base_.fraction = 0.75;
   EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.75);
-}
-
-// By PYTORCH_CUDA_ALLOC_CONF=per_process_memory_fraction, or before enable().
-TEST_F(MemoryFractionTest, WhatWasSetBeforeWeCameCountsForBoth) {
-  base_.fraction = 0.75;
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_NE(RefusalOf(25 * kPage), "");
-  const DataPtr inside = allocator_.allocate(24 * kPage);
-  graph.End();
-  EXPECT_EQ(base_.fraction, 0);
-  EXPECT_EQ(allocator_.getMemoryFraction(device_), 0.75) << "as it was set";
 }
 
 TEST_F(MemoryFractionTest, OursGetWhatTheBaseDoesNotHold) {
@@ -90,98 +76,6 @@ TEST_F(MemoryFractionTest, TheBaseGetsWhatOursDoNotHold) {
   EXPECT_EQ(base_.fraction, 0.5) << "ours gave it back";
 }
 
-TEST_F(MemoryFractionTest, ALargerShareLiftsTheLimit) {
-  allocator_.setMemoryFraction(0.125, device_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_NE(RefusalOf(5 * kPage), "");
-  allocator_.setMemoryFraction(1, device_);
-  EXPECT_EQ(RefusalOf(32 * kPage), "");
-  graph.End();
-}
-
-TEST_F(MemoryFractionTest, TheErrorAndTheObserversSayWhatIsAllowed) {
-  std::vector<size_t> observed;
-  allocator_.attachOutOfMemoryObserver(
-      [&](int64_t device, size_t bytes, size_t allowed, size_t free) {
-        observed = {static_cast<size_t>(device), bytes, allowed, free};
-      });
-  EXPECT_EQ(base_.observers.size(), 1U);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const std::string without = RefusalOf(kPhysicalLimit + 1);
-  EXPECT_EQ(without.find("set_per_process_memory_fraction"), std::string::npos) << without;
-  ASSERT_EQ(observed.size(), 4U);
-  EXPECT_EQ(observed[2], kPhysicalLimit);
-  allocator_.setMemoryFraction(0.25, device_);
-  const DataPtr inside = allocator_.allocate(3 * kPage);
-  const std::string with = RefusalOf(6 * kPage);
-  EXPECT_NE(with.find("Tried to allocate 12.00 MiB"), std::string::npos) << with;
-  EXPECT_NE(
-      with.find("of which set_per_process_memory_fraction() allows this process a share of 0.25"),
-      std::string::npos)
-      << with;
-  // The base's limit: what ours hold of the 8 pages that are allowed is not in it.
-  EXPECT_EQ(observed, (std::vector<size_t>{static_cast<size_t>(device_), 6 * kPage, 5 * kPage, 0}));
-  graph.End();
-}
-
-TEST_F(MemoryFractionTest, ACaptureThatRunsOutIsCountedOnce) {
-  base_.stats.num_ooms = 5;
-  allocator_.setMemoryFraction(0.125, device_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_NE(RefusalOf(5 * kPage), "");
-  graph.End();
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 6);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 0);
-  EXPECT_EQ(base_.calls["emptyCache"], 0);
-}
-
-TEST_F(MemoryFractionTest, AnEagerScopeThatRunsOutTriesAgain) {
-  allocator_.setMemoryFraction(0.125, device_);
-  Graph unused(*this, {0, 2}, 6);
-  unused.Begin();
-  allocator_.allocate(4 * kPage).clear();
-  unused.End();
-  unused.Reset();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  const DataPtr inside = allocator_.allocate(2 * kPage);
-  EXPECT_TRUE(IsOurs(inside));
-  EXPECT_EQ(base_.fraction, 0.125 - 2 / kPages);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 1);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 0);
-  EXPECT_NE(RefusalOf(4 * kPage), "");
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 2);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 1);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.resetAccumulatedStats(device_);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_ooms, 0);
-  EXPECT_EQ(allocator_.getDeviceStats(device_).num_alloc_retries, 0);
-}
-
-// Two threads tell the base at once, and the one with the older number is the slower.
-TEST_F(MemoryFractionTest, TheBaseIsToldTheLatestLast) {
-  allocator_.setMemoryFraction(0.5, device_);
-  Graph graph(*this, id_, 7), other(*this, {0, 2}, 8);
-  graph.Begin();
-  DataPtr beside;
-  base_.before_fraction = [&] {
-    base_.before_fraction = [] {};
-    std::thread([&] {
-      current_device = device_;
-      current_stream = Stream(2);
-      other.Begin();
-      beside = allocator_.allocate(4 * kPage);
-      other.End();
-    }).join();
-    EXPECT_EQ(base_.fraction, 0.5 - 6 / kPages) << "the other one was faster";
-  };
-  const DataPtr inside = allocator_.allocate(2 * kPage);
-  EXPECT_EQ(base_.fraction, 0.5 - 6 / kPages);
-  graph.End();
-}
-
 TEST_F(MemoryFractionTest, AShareThatIsSetMeanwhileCounts) {
   allocator_.setMemoryFraction(0.5, device_);
   Graph graph(*this, id_, 7);
@@ -193,44 +87,6 @@ TEST_F(MemoryFractionTest, AShareThatIsSetMeanwhileCounts) {
   const DataPtr inside = allocator_.allocate(2 * kPage);
   EXPECT_EQ(base_.fraction, 0.75 - 2 / kPages);
   graph.End();
-}
-
-TEST_F(MemoryFractionTest, TheBaseIsNotToldTheSameAgain) {
-  allocator_.setMemoryFraction(0.5, device_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.allocate(2 * kPage).clear();
-  base_.before_fraction = [] { ADD_FAILURE() << "nothing has changed"; };
-  allocator_.allocate(1000).clear();
-  allocator_.allocate(2 * kPage).clear();
-  graph.End();
-  base_.before_fraction = [] {};
-}
-
-// What makes room for a block is not mapped for it.
-TEST_F(MemoryFractionTest, WhatIsGivenBackMeanwhileIsNotedAsNobodys) {
-  Graph unused(*this, {0, 2}, 6);
-  unused.Begin();
-  allocator_.allocate(20 * kPage).clear();
-  unused.End();
-  unused.Reset();
-  allocator_.recordHistory(true, nullptr, 1000, History::When::NEVER, true, {});
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  const DataPtr inside = allocator_.allocate(20 * kPage);
-  allocator_.endAllocateToPool(device_, id_);
-  int mapped = 0, unmapped = 0;
-  const auto info = allocator_.snapshot();
-  for (const auto& entry : info.device_traces.at(static_cast<size_t>(device_))) {
-    if (entry.action_ == History::Action::SEGMENT_MAP) {
-      ++mapped;
-      EXPECT_EQ(entry.mempool_, id_);
-    } else if (entry.action_ == History::Action::SEGMENT_UNMAP && entry.mempool_ != id_) {
-      ++unmapped;
-    }
-  }
-  EXPECT_GT(mapped, 0);
-  EXPECT_GT(unmapped, 0);
-  allocator_.recordHistory(false, nullptr, 0, History::When::NEVER, true, {});
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include <chrono>
 #include <future>
 #include <random>
-#include <stdexcept>
 #include <vector>
 
 #include "testing/host_driver.h"
@@ -59,21 +58,6 @@ class MergedStatsTest : public ::testing::Test {
   MergedStats stats_{driver_, set_, driver_.Info().total_bytes};
 };
 
-TEST_F(MergedStatsTest, WhatTheBaseHeldBeforeThereWerePoolsCounts) {
-  BaseChanges(1000);
-  BaseChanges(-1000);
-  Allocate(512);
-  EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 1000);
-}
-
-TEST_F(MergedStatsTest, PeaksThatDoNotMeetAreNotAdded) {
-  const Block ours = Allocate(10 * kBorder);
-  Free(ours.address);
-  BaseChanges(3 * kBorder);
-  BaseChanges(-3 * kBorder);
-  EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 10 * kBorder);
-}
-
 TEST_F(MergedStatsTest, EachPoolsMemoryIsToldWhereTorchTellsPoolsApart) {
   const c10::MempoolId_t ours{kId.first, kId.second}, bases{0, 9};
   bool told = false;
@@ -103,50 +87,6 @@ TEST_F(MergedStatsTest, EachPoolsMemoryIsToldWhereTorchTellsPoolsApart) {
   stats_.ResetPeaks(base_);
   stats = stats_.Get(base_);
   WithPrivatePool(stats, bases, [](const auto& reserved) { EXPECT_EQ(reserved[kAll].peak, 20); });
-}
-
-// New peaks of all pools together come often, and are not what users reset.
-TEST_F(MergedStatsTest, APoolsOwnPeakLastsUntilUsersResetPeaks) {
-  constexpr PoolId kOther{0, 2};
-  set_.BeginScope(kOther, ScopeKind::kEager);
-  set_.Free(set_.Allocate(kOther, 4 << 20, kStream).address);
-  set_.EndScope(kOther);
-  set_.Release(kOther);
-  EXPECT_EQ(set_.Trim(), 4U << 20);
-  Allocate(8 << 20);
-  stats_.Get(base_);
-  EXPECT_EQ(set_.ReservedByPool()[kOther].peak, 4U << 20);
-  stats_.ResetPeaks(base_);
-  EXPECT_EQ(set_.ReservedByPool()[kOther].peak, 0U);
-}
-
-// Settings of the base's alone count these, and what it counts is asked for more often than users
-// ask.
-TEST_F(MergedStatsTest, ThePeakOfOversizeSegmentsIsTheBases) {
-  base_.stats.oversize_segments.peak = 3;
-  base_.stats.oversize_segments.current = 1;
-  stats_.Get(base_);
-  EXPECT_EQ(stats_.Get(base_).oversize_segments.peak, 3);
-  stats_.ResetPeaks(base_);
-  EXPECT_EQ(stats_.Get(base_).oversize_segments.peak, 1);
-}
-
-TEST_F(MergedStatsTest, WhatTheBaseFailedToSayIsAskedForAgain) {
-  Allocate(512);
-  BaseChanges(5 * kBorder);
-  base_.before_stats = [] { throw std::runtime_error("the base was made to fail"); };
-  EXPECT_THROW(Allocate(512), std::runtime_error);
-  base_.before_stats = [] {};
-  Allocate(512);
-  BaseChanges(-5 * kBorder);
-  EXPECT_EQ(stats_.Get(base_).allocated_bytes[kAll].peak, 5 * kBorder + 1024);
-  BaseChanges(7 * kBorder);
-  base_.before_stats = [] { throw std::runtime_error("the base was made to fail"); };
-  EXPECT_THROW(stats_.BeforeChange(base_), std::runtime_error);
-  base_.before_stats = [] {};
-  EXPECT_TRUE(stats_.IsBehind());
-  stats_.BeforeChange(base_);
-  EXPECT_FALSE(stats_.IsBehind());
 }
 
 TEST_F(MergedStatsTest, WhoHoldsTheBasesLockDoesNotWait) {

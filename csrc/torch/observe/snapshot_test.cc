@@ -19,8 +19,6 @@ using fake_cuda::kPage;
 constexpr PoolId kId{0, 1};
 constexpr StreamId kStream{1};
 
-struct Stack final : c10::GatheredContext {};
-
 class SnapshotTest : public ::testing::Test {
  protected:
   void SetUp() override { set().BeginScope(kId, ScopeKind::kCapture); }
@@ -118,88 +116,6 @@ class SnapshotTest : public ::testing::Test {
   DevicePools& pools_ = DevicePools::For(device_);
   History history_;
 };
-
-TEST_F(SnapshotTest, WithoutMemoryThereAreNoSegments) { EXPECT_TRUE(Segments().empty()); }
-
-TEST_F(SnapshotTest, AStitchedBlockStandsAtItsAddressAndItsBytesAreShownOnce) {
-  std::vector<Address> single;
-  for (int i = 0; i < 6; ++i) single.push_back(Allocate(kPage));
-  for (size_t i = 1; i < 6; i += 2) set().Free(single[i]);
-  const Address large = Allocate(3 * kPage - 100);
-  ASSERT_EQ(set().Stats(kId).pages, 6U) << "not in the holes";
-  bool found = false;
-  for (const SegmentInfo& segment : Segments()) {
-    if (segment.address != large) continue;
-    found = true;
-    ASSERT_EQ(segment.blocks.size(), 1U);
-    EXPECT_EQ(segment.blocks[0].size, 3 * kPage);
-    EXPECT_EQ(segment.blocks[0].requested_size, 3 * kPage - 100);
-  }
-  EXPECT_TRUE(found);
-  Check();
-  set().Free(large);
-  Check();
-}
-
-TEST_F(SnapshotTest, FreeBytesAroundLiveOnesAreTiled) {
-  const Address first = Allocate(1000);
-  const Address second = Allocate(2000);
-  Allocate(3000);
-  set().Free(first);
-  const auto segments = Segments();
-  ASSERT_EQ(segments.size(), 1U);
-  const auto& blocks = segments[0].blocks;
-  EXPECT_EQ(segments[0].total_size, kPage);
-  uint64_t live = 0;
-  for (const auto& block : blocks) live += block.active ? 1 : 0;
-  EXPECT_EQ(live, 2U);
-  Check();
-  set().Free(second);
-  Check();
-}
-
-TEST_F(SnapshotTest, ASegmentIsOfTheStreamOfItsLiveBlocks) {
-  const Address first = Allocate(kGranuleBytes, StreamId{0x500});
-  const Address second = Allocate(kGranuleBytes, StreamId{0x500});
-  const Address other = Allocate(kGranuleBytes, StreamId{0});
-  const Address last = Allocate(kGranuleBytes, StreamId{0x500});
-  ASSERT_EQ(other, first + 2 * kGranuleBytes) << "not a test";
-  ASSERT_EQ(last, other + kGranuleBytes) << "not a test";
-  const std::vector<SegmentInfo> segments = Segments();
-  ASSERT_EQ(segments.size(), 3U) << "side by side, but of two streams";
-  EXPECT_EQ(segments[0].stream, reinterpret_cast<void*>(0x500));
-  EXPECT_EQ(segments[0].total_size, 2 * kGranuleBytes);
-  EXPECT_EQ(segments[1].address, other);
-  EXPECT_EQ(segments[1].stream, nullptr) << "that of the default stream";
-  EXPECT_EQ(segments[2].address, last);
-  Check();
-  set().Free(second);
-  Check();
-  set().Free(other);
-  EXPECT_EQ(Segments().size(), 1U) << "what is free is of any stream";
-  set().Free(first);
-  set().Free(last);
-  EXPECT_EQ(Segments()[0].stream, nullptr) << "nobody's";
-}
-
-TEST_F(SnapshotTest, BlocksSayWhereTheyWereAllocated) {
-  history_.Configure(true, nullptr, 10, History::When::STATE, true, {});
-  const Address known = Allocate(kPage), unknown = Allocate(kPage);
-  const auto context = std::make_shared<Stack>();
-  history_.Record({History::Action::ALLOC, device_, known, kPage, kStream, kId}, context, "");
-  int checked = 0;
-  for (const SegmentInfo& segment : Segments()) {
-    Address address = segment.address;
-    for (const auto& block : segment.blocks) {
-      if (address == known || address == unknown) {
-        EXPECT_EQ(block.context_when_allocated, address == known ? context : nullptr);
-        ++checked;
-      }
-      address += block.size;
-    }
-  }
-  EXPECT_EQ(checked, 2);
-}
 
 TEST_F(SnapshotTest, OnePoolIsShownAlone) {
   const PoolId other{0, 2};

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <functional>
 #include <thread>
-#include <vector>
 
 #include "torch/graph_allocator.h"
 #include "torch/testing/graph_allocator_fixture.h"
@@ -16,13 +15,6 @@ namespace {
 class AbandonedCaptureTest : public GraphAllocatorTest {
  protected:
   void TearDown() override { ExpectNothingIsLeft(); }
-  // A capture that fails: nobody ends it before torch 2.14.
-  void FailIn(MempoolId_t id) {
-    Graph failed(*this, id, ++last_capture_);
-    failed.Begin();
-    allocator_.allocate(1000).clear();
-    failed.Fail();
-  }
   void Capture(MempoolId_t id) {
     Graph graph(*this, id, ++last_capture_);
     graph.Begin();
@@ -30,31 +22,11 @@ class AbandonedCaptureTest : public GraphAllocatorTest {
     graph.End();
     graph.Reset();
   }
-  // What the graph of a failed capture still does, from 2.14 on.
-  void EndLate(MempoolId_t id) {
-    if (!kGraphReleasesAbandonedPool) return;
-    allocator_.endAllocateToPool(device_, id);
-    allocator_.releasePool(device_, id);
-  }
   int Users(MempoolId_t id) { return pools().UseCount(ToPoolId(id)); }
 
   const MempoolId_t other_{0, 2};
   CaptureId last_capture_ = 0;
 };
-
-TEST_F(AbandonedCaptureTest, ItsRouteMatchesNothing) {
-  Graph failed(*this, id_, 7);
-  failed.Begin();
-  DataPtr inside = allocator_.allocate(1000);
-  failed.Fail();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_TRUE(allocator_.capturing());
-  Capture(id_);
-  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{id_});
-  EXPECT_FALSE(allocator_.capturing());
-  inside.clear();
-  EndLate(id_);
-}
 
 // The thread that began it goes on meanwhile.
 TEST_F(AbandonedCaptureTest, OneThatAnotherThreadIsAboutToEndIsNotLost) {
@@ -88,80 +60,6 @@ TEST_F(AbandonedCaptureTest, WhileOneIsBeingEndedNothingIsGivenBack) {
   EXPECT_EQ(pools().TrimmableBytes(), 0U);
 }
 
-// As graph trees do when they record again.
-TEST_F(AbandonedCaptureTest, ARestoreOfItsPoolShowsThatItFailed) {
-  Graph first(*this, id_, 7);
-  first.Begin();
-  first.End();
-  const auto checkpoint = allocator_.getCheckpointState(device_, id_);
-  FailIn(id_);
-  EXPECT_NO_THROW(allocator_.setCheckpointPoolState(device_, checkpoint));
-  EndLate(id_);
-  first.Reset();
-}
-
-TEST_F(AbandonedCaptureTest, TheNextOnItsStreamShowsThatItFailed) {
-  FailIn(id_);
-  allocator_.emptyCache();
-  EXPECT_EQ(Users(id_), 1);
-  current_stream = Stream(2);
-  Capture(other_);
-  EXPECT_EQ(Users(id_), 1) << "on another stream, into another pool";
-  current_stream = Stream(1);
-  Capture(other_);
-  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{id_});
-  EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 1 : 0);
-  EndLate(id_);
-}
-
-TEST_F(AbandonedCaptureTest, TheNextInItsPoolShowsThatItFailed) {
-  allocator_.scopes().Register(device_, ToPoolId(id_));
-  for (const bool emptied : {true, false}) {
-    FailIn(id_);
-    if (emptied) allocator_.emptyCache();
-    current_stream = Stream(2);
-    Capture(id_);
-    EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 2 : 1);
-    current_stream = Stream(1);
-    EndLate(id_);
-  }
-  allocator_.releasePool(device_, id_);
-}
-
-TEST_F(AbandonedCaptureTest, WhoSawItFailSaysSo) {
-  FailIn(id_);
-  Graph beside(*this, other_, 50);  // which another thread is about to end
-  current_stream = Stream(2);
-  beside.Begin();
-  SetCapture(Stream(2), 0);
-  allocator_.scopes().EndFailed(device_, id_);
-  EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 1 : 0);
-  EXPECT_TRUE(allocator_.capturing());
-  beside.End();
-  beside.Reset();
-  EndLate(id_);
-}
-
-TEST_F(AbandonedCaptureTest, OneOfAnotherThreadMayJustBeAboutToBegin) {
-  Graph graph(*this, id_, 7);
-  std::thread([&] {
-    current_stream = Stream(5);
-    current_device = device_;
-    allocator_.beginAllocateToPool(device_, id_, graph.Filter());  // and its capture comes next
-  }).join();
-  allocator_.emptyCache();
-  EXPECT_TRUE(allocator_.capturing());
-  EXPECT_THROW(Capture(id_), UsageError) << "two captures fill one pool";
-  EXPECT_TRUE(allocator_.capturing());
-  SetCapture(Stream(1), 0);
-  SetCapture(Stream(5), 7);
-  current_stream = Stream(5);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCapture(Stream(5), 0);
-  allocator_.endAllocateToPool(device_, id_);
-  graph.Reset();
-}
-
 // Two threads use one stream, as those of torch.cuda.graph() do that name none.
 class AwaitedTest : public AbandonedCaptureTest {
  protected:
@@ -179,23 +77,6 @@ class AwaitedTest : public AbandonedCaptureTest {
     return other;
   }
 };
-
-TEST_F(AwaitedTest, OneThatIsAboutToBeginOnTheStreamDoesBegin) {
-  Graph graph(*this, id_, 7);
-  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
-  std::thread other = Beside([&] {
-    allocator_.beginAllocateToPool(device_, other_, ThisThread());
-    allocator_.endAllocateToPool(device_, other_);
-    allocator_.releasePool(device_, other_);
-  });
-  SetCapture(Stream(1), 7);
-  other.join();
-  EXPECT_TRUE(allocator_.capturing());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCapture(Stream(1), 0);
-  allocator_.endAllocateToPool(device_, id_);
-  graph.Reset();
-}
 
 TEST_F(AwaitedTest, OneThatIsAboutToEndOnTheStreamDoesEnd) {
   for (const MempoolId_t& next : {id_, other_}) {
@@ -219,26 +100,6 @@ TEST_F(AwaitedTest, OneThatIsAboutToEndOnTheStreamDoesEnd) {
     first.Reset();
     allocator_.emptyCache();
   }
-}
-
-// What it has not done in a while it will not do.
-TEST_F(AwaitedTest, OneThatFailedOnTheStreamIsNotAwaitedForGood) {
-  FailIn(id_);
-  Beside([&] { Capture(other_); }).join();
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_EQ(Users(id_), kGraphReleasesAbandonedPool ? 1 : 0);
-  EndLate(id_);
-}
-
-TEST_F(AbandonedCaptureTest, AThreadsOtherCapturesGoOnWhereItBeginsOne) {
-  Graph first(*this, id_, 7);
-  first.Begin();
-  SetCapture(Stream(1), 0);  // another thread has ended the capture, and comes for the route next
-  current_stream = Stream(2);
-  Capture(other_);
-  EXPECT_TRUE(allocator_.capturing());
-  first.End();
-  first.Reset();
 }
 
 }  // namespace

@@ -3,10 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "testing/host_driver.h"
 #include "testing/pool_of.h"
@@ -18,66 +15,6 @@ namespace cgp {
 namespace {
 
 class GraphScopesTest : public GraphAllocatorTest {};
-
-// As around the bodies of conditional nodes.
-TEST_F(GraphScopesTest, ACaptureOfTheBasesThatPausesIsStillACapture) {
-  base_.users[id_] = 1;
-  Graph graph(*this, id_, 5);
-  graph.Begin();
-  for (int body = 0; body < 2; ++body) {
-    allocator_.endAllocateToPool(device_, id_);
-    EXPECT_FALSE(base_.open.contains({device_, id_}));
-    EXPECT_TRUE(allocator_.capturing());
-    allocator_.beginAllocateToPool(device_, id_, graph.Filter());
-    EXPECT_TRUE(base_.open.contains({device_, id_}));
-  }
-  EXPECT_EQ(allocator_.scopes().counts.bases, 1U);
-  graph.End();
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_FALSE(base_.open.contains({device_, id_}));
-  graph.Reset();
-}
-
-// The next scope marks the device.
-TEST_F(GraphScopesTest, AnEagerScopeEndsThoughTheDeviceCannotBeMarked) {
-  allocator_.createOrIncrefPool(device_, id_);
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  allocator_.allocate(3 * kPage).clear();
-  faults::Arm(faults::Kind::kDriver, 1);
-  EXPECT_NO_THROW(allocator_.endAllocateToPool(device_, id_));
-  faults::Disarm();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_NO_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()));
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  allocator_.releasePool(device_, id_);
-  allocator_.releasePool(device_, id_);
-}
-
-TEST_F(GraphScopesTest, PoolsThatTheBaseKnowsStayThere) {
-  allocator_.scopes().takes_mempools = false;
-  allocator_.createOrIncrefPool(device_, id_);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  EXPECT_TRUE(allocator_.capturing());
-  EXPECT_TRUE(base_.open.contains({device_, id_}));
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
-  graph.Reset();
-  EXPECT_EQ(base_.users[id_], 1);
-  allocator_.setUseOnOOM(device_, id_, true);
-  allocator_.setNoSplit(device_, id_);
-  EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["setNoSplit"], 2);
-  const MempoolId_t old{0, 9};
-  base_.users[old] = 1;
-  Graph later(*this, old, 8);
-  later.Begin();
-  later.End();
-  const auto& counts = allocator_.scopes().counts;
-  EXPECT_EQ(counts.bases, 2U);
-  EXPECT_EQ(counts.in_mempools, 1U);
-  EXPECT_EQ(counts.while_stopped, 0U);
-}
 
 TEST_F(GraphScopesTest, ThreadsCaptureOnTheirPerThreadStreamsAtOnce) {
   const auto pool_of_next = [&] {
@@ -178,18 +115,6 @@ TEST_F(GraphScopesTest, TreesFromBeforeHaveTheDeleterOfNewOnes) {
   EXPECT_EQ(allocator_.allocate(1000).get_deleter(), base_.raw_deleter()) << "eager memory";
 }
 
-TEST_F(GraphScopesTest, APoolThatWasAllocatedInStaysOursInAnEagerScope) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(1000);
-  graph.End();
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  allocator_.endAllocateToPool(device_, id_);
-  EXPECT_FALSE(base_.users.contains(id_));
-}
-
 TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   allocator_.scopes().Register(device_, ToPoolId(id_));
   EXPECT_THROW(allocator_.scopes().Register(device_, ToPoolId(id_)), UsageError);
@@ -204,131 +129,6 @@ TEST_F(GraphScopesTest, ARegisteredPoolIsOursFromTheStart) {
   EXPECT_THROW(allocator_.releasePool(device_, id_), UsageError);
   allocator_.emptyCache();
   EXPECT_TRUE(pools().ids().empty());
-}
-
-// All work of a program may be on one stream, its captures too.
-TEST_F(GraphScopesTest, EagerBlocksAreFreedWhileTheirStreamCaptures) {
-  HostDriver& host = fake_cuda::HostOf(DevicePools::For(device_).driver.inner());
-  allocator_.scopes().Register(device_, ToPoolId(id_));
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  DataPtr first = allocator_.allocate(kPage), second = allocator_.allocate(kPage);
-  const std::array<void*, 2> places = {first.get(), second.get()};
-  Graph graph(*this, {0, 2}, 7);
-  graph.Begin();
-  const CaptureId capture = host.graphs().Begin(StreamId{1});
-  first.clear();
-  allocator_.endAllocateToPool(device_, id_);
-  second.clear();
-  EXPECT_EQ(pools().Usage().all.count.current, 0U);
-  graph.End();
-  host.graphs().End(capture);
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  current_stream = Stream(2);
-  DataPtr third = allocator_.allocate(kPage), fourth = allocator_.allocate(kPage);
-  EXPECT_THAT(places, ::testing::UnorderedElementsAre(third.get(), fourth.get()));
-  third.clear();
-  fourth.clear();
-  allocator_.endAllocateToPool(device_, id_);
-  for (int i = 0; i < 2; ++i) allocator_.releasePool(device_, id_);
-  allocator_.releasePool(device_, id_);
-}
-
-TEST_F(GraphScopesTest, TheNewestRouteWins) {
-  const MempoolId_t other{0, 2};
-  allocator_.scopes().Register(device_, ToPoolId(other));
-  allocator_.beginAllocateToPool(device_, other, ThisThread());
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inner = allocator_.allocate(1000);
-  EXPECT_EQ(cgp::PoolOf(pools(), reinterpret_cast<Address>(inner.get())), ToPoolId(id_));
-  allocator_.endAllocateToPool(device_, other);  // crossing, not nested
-  const DataPtr later = allocator_.allocate(1000);
-  EXPECT_EQ(cgp::PoolOf(pools(), reinterpret_cast<Address>(later.get())), ToPoolId(id_));
-  graph.End();
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  allocator_.releasePool(device_, other);
-  allocator_.releasePool(device_, other);
-}
-
-// Else it would ask CUDA for events, or free, while a capture is under way.
-TEST_F(GraphScopesTest, TheBaseKnowsWhetherOursAreCapturing) {
-  const auto knows = [&] { return !base_.open.empty(); };
-  const cudaStream_t second_stream = Stream(2);
-  Graph first(*this, id_, 7), second(*this, {0, 2}, 8);
-  for (int round = 0; round < 3; ++round) {
-    first.Begin();
-    EXPECT_TRUE(knows());
-    EXPECT_FALSE(base_.open.contains({device_, id_})) << "but not whose pool it is";
-    current_stream = second_stream;
-    second.Begin();
-    second.End();
-    EXPECT_TRUE(knows()) << "the other one goes on";
-    current_stream = Stream(1);
-    allocator_.endAllocateToPool(device_, id_);
-    EXPECT_TRUE(knows()) << "the capture goes on without its route";
-    allocator_.beginAllocateToPool(device_, id_, first.Filter());
-    first.End();
-    EXPECT_FALSE(knows());
-  }
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());
-  EXPECT_FALSE(knows()) << "no capture";
-  allocator_.endAllocateToPool(device_, id_);
-}
-
-TEST_F(GraphScopesTest, ACaptureMayPauseItsRoute) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr inside = allocator_.allocate(1000);
-  allocator_.endAllocateToPool(
-      device_, id_);  // a conditional node: its body is captured on a stream of its own
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  EXPECT_TRUE(allocator_.capturing());
-  Graph body(*this, id_, 70);
-  allocator_.beginAllocateToPool(device_, id_, body.Filter());
-  SetCapture(Stream(4), 70);
-  current_stream = Stream(4);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  SetCapture(Stream(4), 0);
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
-  current_stream = Stream(1);
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
-  EXPECT_FALSE(allocator_.capturing());
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1) << "it releases the pool once";
-  Graph next(*this, id_, 8);  // the scope has ended
-  next.Begin();
-  next.End();
-  graph.Reset();
-  next.Reset();
-  inside.clear();
-  allocator_.emptyCache();
-  EXPECT_THAT(pools().ids(), ::testing::IsEmpty());
-}
-
-TEST_F(GraphScopesTest, APausedCaptureIsNobodyElses) {
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  allocator_.endAllocateToPool(device_, id_);
-  std::thread([&] {
-    current_device = device_;
-    current_stream = Stream(2);
-    Graph other(*this, id_, 8);
-    try {
-      allocator_.beginAllocateToPool(device_, id_, other.Filter());
-      ADD_FAILURE() << "two captures fill one pool";
-    } catch (const UsageError& error) {
-      const std::string text = error.what();
-      EXPECT_NE(text.find("is already being allocated to"), std::string::npos) << text;
-    }
-    // Nor does who only works there eagerly.
-    EXPECT_THROW(allocator_.beginAllocateToPool(device_, id_, ThisThread()), UsageError);
-    EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  }).join();
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, id_), 1);
-  allocator_.beginAllocateToPool(device_, id_, graph.Filter());
-  EXPECT_TRUE(IsOurs(allocator_.allocate(1000)));
-  graph.End();
 }
 
 TEST_F(GraphScopesTest, NestedAndDoubleScopesAreRefusedAndChangeNothing) {

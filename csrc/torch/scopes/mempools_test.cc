@@ -3,9 +3,7 @@
 
 #include <optional>
 #include <set>
-#include <string>
 #include <thread>
-#include <vector>
 
 #include "testing/pool_of.h"
 #include "torch/graph_allocator.h"
@@ -13,33 +11,6 @@
 
 namespace cgp {
 namespace {
-
-TEST_F(MemPoolTest, EagerWorkAllocatesInAPoolOfOurs) {
-  DataPtr lives;
-  {
-    const MemPool mempool(*this, id_);
-    EXPECT_EQ(Users(id_), 1);
-    Enter(id_);
-    EXPECT_EQ(Users(id_), 2);
-    EXPECT_FALSE(allocator_.capturing());
-    DataPtr dies = allocator_.allocate(3 * kPage);
-    lives = allocator_.allocate(kPage);
-    std::thread([&] {
-      current_device = device_;
-      EXPECT_FALSE(IsOurs(allocator_.allocate(1000))) << "it is one thread's";
-    }).join();
-    Exit(id_);
-    EXPECT_EQ(Users(id_), 1);
-    EXPECT_EQ(PoolOf(lives), pool_);
-    EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-    dies.clear();
-    allocator_.emptyCache();
-    EXPECT_EQ(Reserved(id_), 4 * kPage) << "it has a user";
-  }
-  EXPECT_EQ(Reserved(id_), kPage);
-  EXPECT_TRUE(base_.users.empty());
-  EXPECT_EQ(base_.calls["setUseOnOOM"] + base_.calls["emptyCache"], 1) << "emptyCache() of all";
-}
 
 TEST_F(MemPoolTest, OneOfAnotherAllocatorOrFromBeforeIsTheBases) {
   FakeBaseAllocator its_own;
@@ -93,91 +64,6 @@ TEST_F(MemPoolTest, ACaptureIntoItFindsWhatTheWarmUpLeft) {
   EXPECT_EQ(Reserved(id_), 3 * kPage) << "the graphs need it";
   graph.Reset();
   second.Reset();
-}
-
-// Stock: use_count > 0.
-TEST_F(MemPoolTest, ItIsCapturedIntoAgainAfterItsLastGraphAndAfterItself) {
-  std::optional<MemPool> mempool(std::in_place, *this, id_);
-  for (CaptureId capture = 7; capture < 10; ++capture) {
-    Graph graph(*this, id_, capture);
-    graph.Begin();
-    EXPECT_EQ(PoolOf(allocator_.allocate(1000)), pool_);
-    graph.End();
-    graph.Reset();
-    if (capture == 8) mempool.reset();
-  }
-}
-
-// Stock: captures_underway.empty().
-TEST_F(MemPoolTest, ItMayGoInTheMiddleOfACapture) {
-  std::optional<MemPool> captured(std::in_place, *this, id_), beside(std::in_place, *this, other_);
-  AllocateIn(other_, kPage).clear();
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  const DataPtr inside = allocator_.allocate(kPage);
-  captured.reset();
-  std::thread([&] { beside.reset(); }).join();
-  EXPECT_EQ(Reserved(other_), kPage) << "for later";
-  EXPECT_EQ(PoolOf(allocator_.allocate(kPage)), pool_);
-  graph.End();
-  allocator_.emptyCache();
-  EXPECT_EQ(Reserved(other_), 0u);
-  EXPECT_EQ(Reserved(id_), 2 * kPage);
-  graph.Reset();
-}
-
-TEST_F(MemPoolTest, ACaptureMayFailInIt) {
-  const MemPool mempool(*this, id_);
-  {
-    Graph failed(*this, id_, 7);
-    failed.Begin();
-    allocator_.allocate(1000).clear();
-    failed.Fail();
-  }
-  const DataPtr eager = AllocateIn(id_, 1000);
-  Graph next(*this, id_, 8);
-  next.Begin();
-  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), pool_);
-  next.End();
-  next.Reset();
-  if (kGraphReleasesAbandonedPool) {
-    allocator_.endAllocateToPool(device_, id_);
-    allocator_.releasePool(device_, id_);
-  }
-  EXPECT_EQ(Users(id_), 1);
-}
-
-TEST_F(MemPoolTest, ItGivesBackItsOwnMemoryAlone) {
-  std::optional<MemPool> mempool(std::in_place, *this, id_);
-  AllocateIn(id_, kPage).clear();
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  allocator_.allocate(kPage).clear();
-  graph.End();
-  graph.Reset();
-  mempool.reset();
-  EXPECT_EQ(Reserved(id_), 0u);
-  EXPECT_EQ(Reserved(other_), kPage);
-}
-
-TEST_F(MemPoolTest, ItGoesAlsoWhereTheDriverFails) {
-  std::optional<MemPool> mempool(std::in_place, *this, id_);
-  AllocateIn(id_, kPage).clear();
-  faults::Arm(faults::Kind::kDriver, 1);
-  mempool.reset();
-  EXPECT_TRUE(faults::Disarm());
-  EXPECT_EQ(Reserved(id_), kPage) << "for the next time";
-}
-
-TEST_F(MemPoolTest, ItsSnapshotShowsItAlone) {
-  const MemPool mempool(*this, id_), other(*this, other_);
-  const DataPtr inside = AllocateIn(id_, kPage), elsewhere = AllocateIn(other_, kPage);
-  for (const bool with_traces : {true, false}) {
-    const auto segments = allocator_.snapshot(id_, with_traces).segments;
-    ASSERT_EQ(segments.size(), 1u);
-    EXPECT_EQ(segments[0].address, reinterpret_cast<size_t>(inside.get()));
-    EXPECT_EQ(segments[0].owner_private_pool_id, id_);
-  }
 }
 
 TEST_F(MemPoolTest, WithNoSplitBlocksShareNoPage) {
@@ -243,15 +129,6 @@ TEST_F(LendingTest, WhatTheBaseHasNotAUseOnOomPoolLends) {
   allocator_.raw_delete(raw);
   allocator_.setUseOnOOM(device_, id_, false);
   EXPECT_FALSE(Lends());
-}
-
-TEST_F(LendingTest, ItLendsWholePagesWithNoSplit) {
-  base_.largest = 10;
-  const MemPool lends(*this, id_, true, true);
-  const DataPtr lent = allocator_.allocate(1000);
-  const Block block = pools().At(reinterpret_cast<Address>(lent.get()))->block;
-  EXPECT_EQ(block.bytes, kPage);
-  EXPECT_EQ(block.requested_bytes, 1000u);
 }
 
 // A replay would write to it.

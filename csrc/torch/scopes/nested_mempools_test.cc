@@ -2,9 +2,6 @@
 // last.
 #include <gtest/gtest.h>
 
-#include <optional>
-#include <thread>
-
 #include "torch/testing/mempools_fixture.h"
 
 namespace cgp {
@@ -20,94 +17,7 @@ class NestedTest : public MemPoolTest {
     Exit(id);
     return data;
   }
-
-  HostGraphs& nodes() {
-    return fake_cuda::HostOf(DevicePools::For(device_).driver.inner()).graphs();
-  }
-  // `main` captures, as `id`, and `side` goes on behind its first node.
-  CaptureId Fork(cudaStream_t main, cudaStream_t side, CaptureId id) {
-    const CaptureId capture = nodes().Begin(ToStreamId(main));
-    nodes().Launch(ToStreamId(main));
-    nodes().Wait(ToStreamId(side), nodes().Record(ToStreamId(main)));
-    SetCapture(side, id);
-    return capture;
-  }
-  void End(CaptureId capture, cudaStream_t side) {
-    nodes().End(capture);
-    SetCapture(side, 0);
-  }
 };
-
-TEST_F(NestedTest, InACaptureTheNewestTakesWhatIsCaptured) {
-  const MemPool mempool(*this, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  Enter(id_);
-  EXPECT_EQ(Users(id_), 2);
-  EXPECT_EQ(PoolOf(allocator_.allocate(kPage)), pool_);
-  current_stream = Stream(9);
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000))) << "is not captured";
-  current_stream = Stream(1);
-  Exit(id_);
-  EXPECT_EQ(Users(id_), 1);
-  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), ToPoolId(other_));
-  AllocateNested(id_).clear();
-  graph.End();
-  EXPECT_EQ(allocator_.scopes().counts.ours, 1u);
-  EXPECT_FALSE(allocator_.capturing());
-  AllocateIn(id_, kPage).clear();
-  graph.Reset();
-}
-
-// Nothing in the graph orders them.
-TEST_F(NestedTest, WhatItFreesOtherStreamsDoNotGet) {
-  const MemPool mempool(*this, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  const CaptureId capture = Fork(Stream(1), Stream(2), 7);
-  current_stream = Stream(2);
-  DataPtr data = AllocateNested(id_);
-  void* const place = data.get();
-  nodes().Launch(ToStreamId(Stream(2)));
-  data.clear();
-  current_stream = Stream(1);
-  const DataPtr beside = AllocateNested(id_);
-  EXPECT_NE(beside.get(), place);
-  nodes().Wait(ToStreamId(Stream(1)), nodes().Record(ToStreamId(Stream(2))));
-  EXPECT_EQ(AllocateNested(id_).get(), place) << "joined";
-  End(capture, Stream(2));
-  graph.End();
-  graph.Reset();
-}
-
-// A conditional node's, which is a capture of its own and ends before the graph's.
-TEST_F(NestedTest, WhatItFreesInABodyOtherStreamsDoNotGet) {
-  const MemPool mempool(*this, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  const CaptureId capture = Fork(Stream(1), Stream(2), 7);
-  allocator_.endAllocateToPool(device_, other_);
-  Graph body(*this, other_, 70);
-  allocator_.beginAllocateToPool(device_, other_, body.Filter());
-  const CaptureId bodys = nodes().Begin(ToStreamId(Stream(4)));
-  current_stream = Stream(4);
-  SetCapture(Stream(4), 70);
-  DataPtr data = AllocateNested(id_);
-  void* const place = data.get();
-  nodes().Launch(ToStreamId(Stream(4)));
-  data.clear();
-  End(bodys, Stream(4));
-  current_stream = Stream(1);
-  allocator_.endAllocateToPool(device_, other_);
-  allocator_.beginAllocateToPool(device_, other_, graph.Filter());
-  nodes().Launch(ToStreamId(Stream(1)));
-  current_stream = Stream(2);
-  EXPECT_NE(AllocateNested(id_).get(), place);
-  current_stream = Stream(1);
-  End(capture, Stream(2));
-  graph.End();
-  graph.Reset();
-}
 
 TEST_F(NestedTest, ScopesThatAreStillOpenEndWithTheCapture) {
   const MemPool mempool(*this, id_);
@@ -136,90 +46,6 @@ TEST_F(NestedTest, ScopesThatAreStillOpenEndWithTheCapture) {
     allocator_.endAllocateToPool(device_, other_);
     allocator_.releasePool(device_, other_);
   }
-}
-
-TEST_F(NestedTest, AnotherThreadsCaptureDoesNotGoOnWithAScope) {
-  const MemPool mempool(*this, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  AllocateNested(id_).clear();
-  std::thread([&] {
-    current_device = device_;
-    current_stream = Stream(2);
-    Graph beside(*this, {0, 3}, 8);
-    beside.Begin();
-    EXPECT_THROW(Enter(id_), UsageError);
-    beside.End();
-    beside.Reset();
-  }).join();
-  AllocateNested(id_).clear();
-  graph.End();
-  graph.Reset();
-}
-
-// Its MemPools have several scopes at once: those that captures may go on with, and an open one.
-TEST_F(NestedTest, TheBasesScopesEndWithTheirOwnCaptures) {
-  allocator_.scopes().takes_mempools = false;
-  allocator_.createOrIncrefPool(device_, id_);
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  Enter(id_);
-  Exit(id_);
-  std::thread([&] {
-    current_device = device_;
-    current_stream = Stream(2);
-    Graph beside(*this, {0, 3}, 8);
-    beside.Begin();
-    Enter(id_);
-    Exit(id_);
-    EXPECT_TRUE(IsOurs(allocator_.allocate(1000))) << "else the graph gets eager memory";
-    beside.End();
-    beside.Reset();
-  }).join();
-  Enter(id_);
-  EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  Exit(id_);
-  graph.End();
-  graph.Reset();
-  allocator_.releasePool(device_, id_);
-}
-
-// A replay writes to it.
-TEST_F(NestedTest, ItsMemoryIsKeptForTheGraph) {
-  for (const bool bases : {false, true}) {
-    if (bases) base_.users[other_] = 1;
-    Graph graph(*this, other_, bases ? 8 : 7);
-    graph.Begin();
-    {
-      const MemPool mempool(*this, id_);
-      AllocateNested(id_).clear();
-      AllocateNested(id_).clear();
-    }
-    graph.End();
-    allocator_.emptyCache();
-    EXPECT_EQ(Reserved(id_), kPage);
-    graph.Reset();
-    if (bases) allocator_.releasePool(device_, other_);
-    allocator_.emptyCache();
-    EXPECT_EQ(Reserved(id_), 0u);
-  }
-}
-
-// As SGLang does around memory that all GPUs have at one address.
-TEST_F(NestedTest, SoItIsForAGraphWhoseRouteIsPausedMeanwhile) {
-  Graph graph(*this, other_, 7);
-  graph.Begin();
-  {
-    const MemPool mempool(*this, id_);
-    allocator_.endAllocateToPool(device_, other_);
-    AllocateNested(id_).clear();
-    allocator_.beginAllocateToPool(device_, other_, ThisThread());
-  }
-  EXPECT_EQ(Users(other_), 1);
-  graph.End();
-  allocator_.emptyCache();
-  EXPECT_EQ(Reserved(id_), kPage);
-  graph.Reset();
 }
 
 TEST_F(NestedTest, AScopeInItsOwnPoolWhileItIsPausedTakesNoUserFromAGraph) {
@@ -253,42 +79,6 @@ TEST_F(NestedTest, AnotherGraphOfItsThreadDoesNotGoOnWithAGraphsPausedRoute) {
   EXPECT_EQ(Users(other_), 1);
   graph.Reset();
   beside.Reset();
-}
-
-TEST_F(NestedTest, AnotherGraphOfItsThreadDoesNotGoOnWithAScope) {
-  std::optional<MemPool> mempool(std::in_place, *this, id_);
-  Graph first(*this, other_, 7), second(*this, {0, 3}, 8);
-  first.Begin();
-  AllocateNested(id_).clear();
-  current_stream = Stream(2);
-  second.Begin();
-  EXPECT_THROW(Enter(id_), UsageError);
-  second.End();
-  current_stream = Stream(1);
-  AllocateNested(id_).clear();
-  first.End();
-  first.Reset();
-  second.Reset();
-  mempool.reset();
-  allocator_.emptyCache();
-  EXPECT_EQ(Reserved(id_), 0u);
-}
-
-TEST_F(NestedTest, TwoPoolsMayHaveMemoryOfEachOthersGraphs) {
-  std::optional<MemPool> first(std::in_place, *this, id_), second(std::in_place, *this, other_);
-  Graph in_first(*this, id_, 7), in_second(*this, other_, 8);
-  in_first.Begin();
-  AllocateNested(other_).clear();
-  in_first.End();
-  in_second.Begin();
-  AllocateNested(id_).clear();
-  in_second.End();
-  first.reset();
-  second.reset();
-  in_first.Reset();
-  allocator_.emptyCache();
-  EXPECT_EQ(Reserved(id_), kPage);
-  in_second.Reset();
 }
 
 }  // namespace

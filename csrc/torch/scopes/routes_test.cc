@@ -44,52 +44,9 @@ class RouteTableTest : public ::testing::Test {
     return table_.Resume(CaptureRoute(id, std::move(filter), stream), stream, false, [] {});
   }
 
-  // How often `call` asks CUDA.
-  template <typename Call>
-  static int64_t Queries(const Call& call) {
-    const int64_t before = fake_cuda::queries();
-    call();
-    return fake_cuda::queries() - before;
-  }
-
   RouteTable table_;
   std::atomic<int> filter_calls_{0};
 };
-
-TEST_F(RouteTableTest, WithinACaptureEachStreamAsksTheFilterOnce) {
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  for (uintptr_t i = 1; i <= 4; ++i) SetCapture(Stream(i), 7);  // three side streams joined
-  for (uintptr_t i = 1; i <= 4; ++i) EXPECT_EQ(Match(Stream(i)), kOne);
-  EXPECT_EQ(filter_calls_, 4);
-  for (uintptr_t i = 1; i <= 4; ++i) {
-    EXPECT_EQ(Queries([&] { EXPECT_EQ(Match(Stream(i)), kOne); }), 1) << "stream " << i;
-  }
-  EXPECT_EQ(filter_calls_, 4);
-  EXPECT_EQ(Match(Stream(5)), std::nullopt) << "a stream that is not in the capture";
-  EXPECT_FALSE(table_.Match(kDevice + 1, Stream(1)).has_value()) << "another device";
-}
-
-TEST_F(RouteTableTest, WhoIsMatchedIsToldTheCaptureThatTheStreamIsIn) {
-  table_.Add(CaptureRoute(
-      kOne, [](cudaStream_t) { return true; }, Stream(1)));
-  SetCapture(Stream(1), 7);
-  const auto capture_of = [&](uintptr_t stream) {
-    return table_.Match(kDevice, Stream(stream)).value().capture;
-  };
-  for (const CaptureId id : {CaptureId{8}, CaptureId{8}, CaptureId{9}, kNoCapture}) {
-    SetCapture(Stream(2), id);
-    EXPECT_EQ(capture_of(2), id);
-    EXPECT_EQ(capture_of(1), CaptureId{7});
-  }
-}
-
-TEST_F(RouteTableTest, WithoutACaptureNobodyAsksCuda) {
-  Route route = CaptureRoute(
-      kOne, [](cudaStream_t) { return true; }, Stream(1));
-  route.kind = ScopeKind::kEager;
-  table_.Add(std::move(route));
-  EXPECT_EQ(Queries([&] { EXPECT_EQ(Match(Stream(1)), kOne); }), 0);
-}
 
 TEST_F(RouteTableTest, AnOverCaptureIsNotMistakenForTheNextOnItsStream) {
   bool alive = true;
@@ -137,27 +94,6 @@ TEST_F(RouteTableTest, ARouteThatComesShowsWhichCapturesAreOver) {
   EXPECT_EQ(abandoned->id, kOne);
 }
 
-TEST_F(RouteTableTest, AnInvalidatedCaptureIsNotAnsweredFromMemory) {
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  SetCapture(Stream(1), 7);
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  fake_cuda::Invalidate(Stream(1));
-  EXPECT_EQ(Match(Stream(1)), std::nullopt);
-  EXPECT_EQ(filter_calls_, 2);
-}
-
-TEST_F(RouteTableTest, AFilterNarrowerThanTheCaptureIsHeeded) {
-  const auto up_to_9 = [](cudaStream_t stream) { return stream <= Stream(9); };
-  table_.Add(CaptureRoute(kOne, up_to_9, Stream(1)));
-  for (uintptr_t i = 1; i <= 18; ++i) SetCapture(Stream(i), 7);
-  for (uintptr_t i = 1; i <= 9; ++i) {  // more streams than a thread remembers
-    for (uintptr_t j = 10; j <= 18; ++j) {
-      EXPECT_EQ(Match(Stream(i)), kOne);
-      EXPECT_EQ(Match(Stream(j)), std::nullopt);
-    }
-  }
-}
-
 TEST_F(RouteTableTest, AFilterByThreadIsHeeded) {
   table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
   SetCapture(Stream(1), 7);
@@ -174,34 +110,6 @@ TEST_F(RouteTableTest, AFilterByThreadIsHeeded) {
   }
   table_.Remove(kDevice, kTwo);
   EXPECT_EQ(Match(Stream(1)), kOne);
-}
-
-TEST_F(RouteTableTest, AFilterWiderThanTheCaptureIsHeeded) {
-  table_.Add(CaptureRoute(
-      kOne, [](cudaStream_t) { return true; }, Stream(1)));
-  SetCapture(Stream(1), 7);
-  SetCapture(Stream(2), 70);  // the body of a conditional node, say
-  for (int round = 0; round < 2; ++round) {
-    EXPECT_EQ(Match(Stream(1)), kOne);
-    EXPECT_EQ(Match(Stream(2)), kOne);
-    EXPECT_EQ(Match(Stream(3)), kOne);
-  }
-}
-
-TEST_F(RouteTableTest, CapturesAtOnceKeepApart) {
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  table_.Add(CaptureRoute(kTwo, InCapture(8), Stream(2)));
-  SetCapture(Stream(1), 7);
-  SetCapture(Stream(2), 8);
-  for (int round = 0; round < 3; ++round) {
-    EXPECT_EQ(Match(Stream(1)), kOne);
-    EXPECT_EQ(Match(Stream(2)), kTwo);
-  }
-  // A stream that leaves one capture and joins the other.
-  SetCapture(Stream(3), 7);
-  EXPECT_EQ(Match(Stream(3)), kOne);
-  SetCapture(Stream(3), 8);
-  EXPECT_EQ(Match(Stream(3)), kTwo);
 }
 
 TEST_F(RouteTableTest, OnlyItsThreadKnowsWhatItsPerThreadStreamCaptures) {
@@ -225,52 +133,6 @@ TEST_F(RouteTableTest, OnlyItsThreadKnowsWhatItsPerThreadStreamCaptures) {
   const int asked = filter_calls_;
   std::thread([&] { EXPECT_EQ(Match(Stream(2)), std::nullopt); }).join();
   EXPECT_EQ(filter_calls_, asked) << "the graph may be gone";
-}
-
-// A question for a capture that another thread is ending would crash the driver.
-TEST_F(RouteTableTest, NobodyAsksForTheCaptureOfAStreamOfOthers) {
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  table_.Add(CaptureRoute(kTwo, InCapture(8), Stream(2)));
-  SetCapture(Stream(1), 7);
-  SetCapture(Stream(2), 8);
-  SetCapture(Stream(3), 7);
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  EXPECT_EQ(Match(Stream(3)), kOne);
-  EXPECT_EQ(Match(Stream(4)), std::nullopt);
-  EXPECT_TRUE(table_.IsBeingCaptured(kDevice, kTwo));
-  EXPECT_FALSE(table_.FindAbandoned([](const Route&) { return true; }));
-  EXPECT_EQ(fake_cuda::queries(Stream(2)), 0);
-}
-
-TEST_F(RouteTableTest, OtherTablesRememberForThemselves) {
-  RouteTable other;
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  other.Add(CaptureRoute(kTwo, InCapture(7), Stream(1)));
-  SetCapture(Stream(1), 7);
-  for (int round = 0; round < 2; ++round) {
-    EXPECT_EQ(Match(Stream(1)), kOne);
-    EXPECT_EQ(other.Match(kDevice, Stream(1))->id, kTwo);
-  }
-}
-
-TEST_F(RouteTableTest, WhatChangesIsNotRemembered) {
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  SetCapture(Stream(1), 7);
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  table_.Add(CaptureRoute(
-      kTwo, [](cudaStream_t) { return true; }, Stream(1)));
-  EXPECT_EQ(Match(Stream(1)), kTwo) << "the newest";
-  EXPECT_TRUE(table_.Pause(kDevice, kTwo));
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  EXPECT_TRUE(Resume(
-      kTwo, [](cudaStream_t) { return true; }, Stream(1)));
-  EXPECT_EQ(Match(Stream(1)), kTwo);
-  EXPECT_TRUE(table_.Pause(kDevice, kTwo));
-  EXPECT_TRUE(Resume(
-      kTwo, [](cudaStream_t) { return false; }, Stream(1)));
-  EXPECT_EQ(Match(Stream(1)), kOne);
-  table_.Remove(kDevice, kOne);
-  EXPECT_EQ(Match(Stream(1)), std::nullopt);
 }
 
 class PausedRouteTest : public RouteTableTest {
@@ -305,31 +167,11 @@ TEST_F(PausedRouteTest, ItsCaptureDoesFromAnyThread) {
   EXPECT_FALSE(Resume(Stream(1), 7)) << "it is not paused";
 }
 
-TEST_F(PausedRouteTest, ABodyWithinABodyDoes) {
-  SetCapture(Stream(2), 70);
-  EXPECT_TRUE(Resume(Stream(2), 71)) << "within the body";
-}
-
-TEST_F(PausedRouteTest, TheGraphItselfDoesFromAnyStream) { EXPECT_TRUE(Resume(Stream(5), 7)); }
-
 TEST_F(PausedRouteTest, ItsInvalidatedCaptureDoes) {
   fake_cuda::Invalidate(Stream(1));
   EXPECT_TRUE(Resume(Stream(1), 70)) << "torch ends a body whose capture failed";
   ASSERT_TRUE(table_.Pause(kDevice, kOne));
   std::thread([&] { EXPECT_FALSE(Resume(Stream(2), 8)); }).join();
-}
-
-TEST_F(RouteTableTest, AnAbandonedRouteIsForgotten) {
-  table_.Add(CaptureRoute(kOne, InCapture(7), Stream(1)));
-  SetCapture(Stream(1), 7);
-  SetCapture(Stream(2), 7);
-  EXPECT_EQ(Match(Stream(2)), kOne);
-  SetCapture(Stream(1), 0);  // as CUDA cannot: the other stream is still in it
-  const auto abandoned = table_.FindAbandoned([](const Route&) { return true; });
-  ASSERT_TRUE(abandoned);
-  table_.Remove(abandoned->device, abandoned->id);
-  EXPECT_EQ(Match(Stream(2)), std::nullopt);
-  EXPECT_FALSE(table_.capturing());
 }
 
 TEST_F(RouteTableTest, ThreadsAskWhileRoutesComeAndGo) {

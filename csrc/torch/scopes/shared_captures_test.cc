@@ -11,12 +11,6 @@ namespace {
 
 constexpr MempoolId_t kFirst{7, 0}, kSecond{8, 0};
 
-TEST(SharedCapturesNamesTest, OnlyNamesThatTorchMadeItselfAreAnonymous) {
-  EXPECT_TRUE(CaptureScopes::IsAnonymous({7, 0}));
-  EXPECT_FALSE(CaptureScopes::IsAnonymous({0, 7}));
-  EXPECT_FALSE(CaptureScopes::IsAnonymous({0, 0}));
-}
-
 class SharedCapturesTest : public GraphAllocatorTest {
  protected:
   void SetUp() override {
@@ -80,94 +74,6 @@ TEST_F(SharedCapturesTest, TwoAtOnceFillPoolsOfTheirOwn) {
   Graph again(*this, {9, 0}, 9);
   Capture(again, 1000);
   EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 2);
-}
-
-TEST_F(SharedCapturesTest, EachNameCountsItsOwnUsers) {
-  Graph first(*this, kFirst, 7), second(*this, kSecond, 8), third(*this, kFirst, 9);
-  Capture(first, 1000);
-  Capture(second, 1000);
-  Capture(third, 1000);  // into graph.pool() of the first
-  allocator_.createOrIncrefPool(device_, kSecond);
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, kFirst), 2);
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, kSecond), 2);
-  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 4);
-  EXPECT_FALSE(base_.users.contains(kFirst));
-  EXPECT_FALSE(base_.users.contains(kSecond));
-  first.Reset();
-  third.Reset();
-  EXPECT_FALSE(pools().Contains(ToPoolId(kFirst)));
-  EXPECT_THROW(allocator_.getPoolUseCount(device_, kFirst), c10::Error) << "as of any unknown id";
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, kSecond), 2);
-}
-
-TEST_F(SharedCapturesTest, ThePoolIsGoneWhenTheLastNameIs) {
-  Graph first(*this, kFirst, 7), second(*this, kSecond, 8);
-  Capture(first, 1000);
-  Capture(second, 1000);
-  first.Reset();
-  allocator_.emptyCache();
-  EXPECT_EQ(pools().Usage().reserved_bytes.current, kPage) << "the second needs it";
-  second.Reset();
-  allocator_.emptyCache();
-  EXPECT_TRUE(pools().ids().empty());
-  Graph third(*this, {9, 0}, 9);
-  Capture(third, 1000);
-  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 1);
-}
-
-TEST_F(SharedCapturesTest, AnAbandonedOneMakesWayAndLeavesNoUser) {
-  Graph failed(*this, kFirst, 7), next(*this, kSecond, 8);
-  failed.Begin();
-  allocator_.allocate(1000).clear();
-  failed.Fail();
-  Capture(next, 1000);
-  EXPECT_EQ(pools().ids(), std::vector{CaptureScopes::kShared});
-  EXPECT_EQ(fake_cuda::ended_host_routes(), std::vector{kFirst});
-  if (kGraphReleasesAbandonedPool) {
-    allocator_.endAllocateToPool(device_, kFirst);  // what the graph still does, late
-    failed.Reset();
-  }
-  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 1);
-  EXPECT_THROW(allocator_.getPoolUseCount(device_, kFirst), c10::Error) << "nobody's name now";
-  next.Reset();
-  allocator_.emptyCache();
-  EXPECT_TRUE(pools().ids().empty());
-}
-
-TEST_F(SharedCapturesTest, APausedOneKeepsThePool) {
-  Graph first(*this, kFirst, 7), other(*this, kSecond, 8);
-  first.Begin();
-  allocator_.endAllocateToPool(device_, kFirst);
-  current_stream = Stream(2);
-  other.Begin();
-  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), ToPoolId(kSecond));
-  other.End();
-  allocator_.beginAllocateToPool(device_, kFirst, first.Filter());
-  current_stream = Stream(1);
-  EXPECT_EQ(PoolOf(allocator_.allocate(1000)), CaptureScopes::kShared);
-  first.End();
-  EXPECT_EQ(allocator_.getPoolUseCount(device_, kFirst), 1);
-  first.Reset();
-  EXPECT_EQ(pools().UseCount(CaptureScopes::kShared), 0);
-}
-
-TEST_F(SharedCapturesTest, CapturesAreCountedByWhoServesThem) {
-  Graph ours(*this, kFirst, 7), nested(*this, kSecond, 8), own(*this, {9, 0}, 9);
-  ours.Begin();
-  allocator_.endAllocateToPool(device_, kFirst);
-  allocator_.beginAllocateToPool(device_, kFirst, ours.Filter());  // the same capture goes on
-  EXPECT_THROW(nested.Begin(), c10::Error);
-  ours.End();
-  EXPECT_EQ(allocator_.scopes().counts.ours, 1U);
-  EXPECT_EQ(allocator_.scopes().counts.bases, 0U);
-  allocator_.scopes().Register(device_, ToPoolId(id_));
-  allocator_.beginAllocateToPool(device_, id_, ThisThread());  // no capture
-  allocator_.endAllocateToPool(device_, id_);
-  allocator_.scopes().takes_captures = false;
-  own.Begin();
-  own.End();
-  EXPECT_EQ(allocator_.scopes().counts.ours, 1U);
-  EXPECT_EQ(allocator_.scopes().counts.bases, 1U);
 }
 
 }  // namespace

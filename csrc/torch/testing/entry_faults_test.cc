@@ -3,14 +3,9 @@
 // it is called again; one that does not has done all. Then everything works, and nothing leaks.
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <functional>
 #include <memory>
-#include <ostream>
 #include <sstream>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "torch/testing/entry_faults_test_world.h"
 #include "torch/testing/fake_faults.h"
@@ -210,41 +205,6 @@ TEST_F(AfterAFaultTest, AnEndThatFailedHasClosedTheRoute) {
   FreeAndRelease(w);
 }
 
-TEST_F(AfterAFaultTest, AFractionThatCouldNotBeSetLeavesTheBasesOwn) {
-  World w;
-  w.base.fraction = 0.5;  // before enable()
-  w.allocator.scopes().Register(w.device, {0, 1});
-  for (int64_t number = 1; number <= 4; ++number) {
-    faults::Arm(Kind::kBase, number);
-    bool threw = false;
-    try {
-      w.allocator.setMemoryFraction(0.25, w.device);
-    } catch (const std::exception&) {
-      threw = true;
-    }
-    if (!faults::Disarm()) break;
-    EXPECT_EQ(w.allocator.getMemoryFraction(w.device), threw ? 0.5 : 0.25) << number;
-    w.allocator.setMemoryFraction(0.5, w.device);
-  }
-  w.allocator.releasePool(w.device, {0, 1});
-}
-
-TEST_F(AfterAFaultTest, WhereNothingCanBeLentMemoryHasRunOut) {
-  bool failed = true;
-  for (int64_t number = 1; failed; ++number) {
-    World w;
-    MakeLender(w);
-    faults::Arm(Kind::kDriver, number);
-    try {
-      w.allocator.allocate(3 * kPage).clear();
-    } catch (const c10::OutOfMemoryError&) {  // as torch has it
-    }
-    failed = faults::Disarm();
-    ReleaseLender(w);
-    w.allocator.emptyCache();
-  }
-}
-
 TEST_F(AfterAFaultTest, APoolThatCouldNotLendForLackOfMemoryLendsLater) {
   const Step make_new = [](World& w) {
     w.allocator.createOrIncrefPool(w.device, kId);
@@ -298,23 +258,6 @@ TEST_F(AfterAFaultTest, WhatACheckpointOfTheBaseBroughtBackIsNotFreed) {
       w.blocks.clear();
       w.Release(kId);
     }
-  }
-}
-
-TEST_F(AfterAFaultTest, AnAnnexHasNoUsersLeft) {
-  bool failed = true;
-  for (int64_t number = 1; failed; ++number) {
-    World w;
-    Captured(w);
-    w.blocks.clear();
-    w.allocator.raw_delete(std::exchange(w.raw, nullptr));
-    CapturedNothing(w);
-    w.Release(kId);
-    faults::Arm(Kind::kBase, number);
-    w.Release(kId);
-    failed = faults::Disarm();
-    w.allocator.emptyCache();
-    for (const auto& [id, users] : w.base.users) EXPECT_EQ(users, 0) << number;
   }
 }
 

@@ -1,5 +1,4 @@
 // Entries that allocate, free and use blocks.
-#include <utility>
 #include <vector>
 
 #include "torch/testing/entry_faults_test_world.h"

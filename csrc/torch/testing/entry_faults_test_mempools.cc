@@ -1,5 +1,4 @@
 // Entries that torch.cuda.MemPool and use_mem_pool() call.
-#include <utility>
 #include <vector>
 
 #include "torch/testing/entry_faults_test_world.h"

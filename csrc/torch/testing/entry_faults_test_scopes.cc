@@ -1,5 +1,4 @@
 // Entries that begin and end scopes, and that hold and release pools.
-#include <utility>
 #include <vector>
 
 #include "torch/testing/entry_faults_test_world.h"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import shutil
 import subprocess
 from pathlib import Path
@@ -30,8 +29,9 @@ void counting_free(void* pointer, size_t bytes, int device, void* stream) {
 
 def cuda_runtime() -> str:
     """The CUDA runtime that torch has loaded into this process: no other may be linked."""
-    import torch  # noqa: F401
+    import torch
 
+    torch.cuda.init()
     lines = Path("/proc/self/maps").read_text().splitlines()
     return next(line.split()[-1] for line in lines if "/libcudart.so" in line)
 
@@ -45,25 +45,3 @@ def compile_allocator(folder: Path) -> Path:
     command = [compiler, *options, str(source), "-x", "none", cuda_runtime()]
     subprocess.run(command, check=True)
     return library
-
-
-class Counts:
-    """What the allocator in `library` has given and got back so far."""
-
-    def __init__(self, library: Path) -> None:
-        self._library = ctypes.CDLL(str(library))
-
-    def _read(self, name: str) -> int:
-        return ctypes.c_int64.in_dll(self._library, f"counting_{name}").value
-
-    @property
-    def allocations(self) -> int:
-        return self._read("allocations")
-
-    @property
-    def live_blocks(self) -> int:
-        return self._read("live_blocks")
-
-    @property
-    def live_bytes(self) -> int:
-        return self._read("live_bytes")

@@ -39,6 +39,12 @@ def inside(tensor: torch.Tensor, id: tuple[int, int]) -> bool:
 
 
 def settle() -> None:
+    """Only what lives is left, so that reserved memory can be compared."""
     torch.cuda.synchronize()
     gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()
+
+
+def reserved(id: tuple[int, int]) -> int:
+    return int(sum(s["total_size"] for s in segments(id)))

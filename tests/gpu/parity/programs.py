@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
-import cudagraph_pool
-
-from ..conftest import Run
-
 # The side is the first argument. On native nothing is enabled, and there never is a pool of ours.
 PRELUDE = """
 import sys
@@ -53,22 +46,3 @@ def capture_and_check(taken):
     assert (tuple(graph.pool()) in ours(x.device.index)) == taken, ours(x.device.index)
     return graph, x, y
 """
-
-# `run` takes a program's text; processes that it spawns import it again, so that it must be a file.
-_RUN_FILE = """
-import os, sys
-os.environ["PYTHONPATH"] = sys.argv[1]
-os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
-"""
-
-
-def python_path() -> str:
-    """Where programs that lie elsewhere find this very package, installed or not."""
-    package = str(Path(cudagraph_pool.__file__).parent.parent)
-    return os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-
-
-def run_file(run: Run, folder: Path, program: str, *arguments: str) -> None:
-    path = folder / "program.py"
-    path.write_text(program)
-    run(_RUN_FILE, python_path(), str(path), *arguments)

@@ -11,20 +11,13 @@ import gc
 import pytest
 
 from ..conftest import Run
-from ..work import adapter, capture_chain, chain, fresh, torch
+from ..work import capture_chain, chain, fresh, torch
+from .captures import Expect
 from .conftest import Side
-from .memory import MIB, ids, inside, new_bytes, segments, settle
+from .memory import ids, inside, new_bytes, settle
 
 # Since torch 2.14 a graph holds the MemPools that were used while it was captured.
 GRAPHS_RETAIN = hasattr(torch.cuda.CUDAGraph, "pools")
-
-
-def captures_of_ours() -> int:
-    return int(adapter.capture_counts()["ours"])
-
-
-def reserved(pool_id: tuple[int, int]) -> int:
-    return int(sum(s["total_size"] for s in segments(pool_id)))
 
 
 def test_a_mem_pool_inside_a_capture(side: Side) -> None:
@@ -32,9 +25,8 @@ def test_a_mem_pool_inside_a_capture(side: Side) -> None:
     pool = torch.cuda.MemPool()
     x = fresh(512, seed=0)
     chain(x)
-    before = captures_of_ours()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with Expect(side, 1), torch.cuda.graph(graph):
         y = chain(x)
         with torch.cuda.use_mem_pool(pool):
             assert pool.use_count() == 2 + GRAPHS_RETAIN
@@ -49,50 +41,11 @@ def test_a_mem_pool_inside_a_capture(side: Side) -> None:
     assert not inside(w, pool.id)
     if side == "ours":
         assert len(ids()) == 2
-        assert captures_of_ours() == before + 1
     x.copy_(fresh(512, seed=1))
     graph.replay()
     assert torch.equal(v, (chain(x) + 1) * 2 + 3)
     with torch.cuda.use_mem_pool(pool):  # the capture is over
         assert inside(new_bytes(3), pool.id)
-
-
-def test_a_capture_into_a_mem_pool(side: Side) -> None:
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        x = torch.ones(3 * MIB, device="cuda")
-    before = captures_of_ours()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool.id):
-        y = x + 1
-    assert inside(y, pool.id)
-    assert captures_of_ours() == before + (side == "ours")
-    x.fill_(4)
-    graph.replay()
-    assert torch.equal(y, torch.full_like(y, 5))
-    del graph
-    gc.collect()
-    assert pool.use_count() == 1
-
-
-def test_many_sizes_after_a_warm_up_in_the_pool(side: Side) -> None:
-    """As transformers' continuous batching does it: smallest first here, which native pays for."""
-    pool = torch.cuda.MemPool()
-    sizes = [256 * n for n in range(1, 13)]
-    with torch.cuda.use_mem_pool(pool):
-        chain(fresh(sizes[-1], seed=0))
-    before = captures_of_ours()
-    captured = {rows: capture_chain(rows, pool.id) for rows in sizes}
-    if side == "ours":
-        assert captures_of_ours() == before + len(sizes)
-        # Inputs and outputs lie elsewhere, so the largest decides.
-        only_largest = torch.cuda.MemPool()
-        largest = capture_chain(sizes[-1], only_largest.id)
-        assert reserved(pool.id) <= reserved(only_largest.id) * 1.25 + 4 * MIB
-        del largest
-    for seed, rows in enumerate([*sizes, *reversed(sizes)]):
-        x = fresh(rows, seed=seed)
-        assert torch.equal(captured[rows].replay(x), chain(x))
 
 
 def test_eager_work_after_a_capture_waits_for_its_replays(side: Side) -> None:
@@ -172,86 +125,52 @@ def test_memory_of_a_mem_pool_inside_a_capture_is_kept_for_the_graph(side: Side)
     assert ids() == []
 
 
-class StreamScratch:
-    """FlashInfer's, by its order of calls (0.7.4, flashinfer/utils.py: _get_stream_cache_buf): one
-    buffer for each stream, in a MemPool that is made and entered where the buffer is missing, be it
-    in a capture. One that grew is kept for the graphs that were captured with it.
+def test_scratch_of_flashinfer_outlives_the_graph_that_made_it(side: Side) -> None:
+    """By its order of calls (0.7.4, flashinfer/utils.py: _get_stream_cache_buf): a stream's buffer
+    is made in a MemPool where it is missing, be it in a capture, and later captures find it.
     """
-
-    def __init__(self) -> None:
-        self.pool: torch.cuda.MemPool | None = None
-        self.buffers: dict[int, torch.Tensor] = {}
-        self.retired: list[torch.Tensor] = []
-
-    def get(self, elements: int) -> torch.Tensor:
-        stream = torch.cuda.current_stream().cuda_stream
-        buffer = self.buffers.get(stream)
-        if buffer is None or buffer.numel() < elements:
-            if buffer is not None:
-                self.retired.append(buffer)
-            if self.pool is None:
-                self.pool = torch.cuda.MemPool()
-            with torch.cuda.use_mem_pool(self.pool, device=0):
-                buffer = torch.zeros(elements, device="cuda")
-            self.buffers[stream] = buffer
-        return buffer
-
-    def chain(self, x: torch.Tensor) -> torch.Tensor:
-        """What `chain` returns, by way of the scratch."""
-        y = chain(x)
-        scratch = self.get(y.numel())[: y.numel()]
-        scratch.copy_(y.flatten())
-        del y
-        torch.cat([x, x]).fill_(-1)  # takes what was freed just now
-        return scratch.reshape(x.shape) + 0
-
-
-@pytest.mark.parametrize("warmed_up", [True, False])
-def test_scratch_of_flashinfer_outlives_the_graph_that_made_it(side: Side, warmed_up: bool) -> None:
     settle()
     before = torch.cuda.memory_reserved()
-    scratch, stream = StreamScratch(), torch.cuda.Stream()
-    chain(fresh(512, seed=0))
-    if warmed_up:  # on another stream, as engines do: it has a buffer of its own, but the pool
-        scratch.chain(fresh(512, seed=0))
-    torch.cuda.synchronize()
+    mem_pool, stream = torch.cuda.MemPool(), torch.cuda.Stream()
     pool = torch.cuda.graph_pool_handle()
-    inputs, outputs, graphs = {}, {}, {}
-    # The second finds the buffer of the first; for the third it grows.
-    for rows in (512, 256, 2048):
-        inputs[rows], outputs[rows] = fresh(rows, seed=1), fresh(rows, seed=2)
-        graphs[rows] = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graphs[rows], pool=pool, stream=stream):
-            outputs[rows].copy_(scratch.chain(inputs[rows]))
-    assert scratch.pool is not None
-    made = [*scratch.retired, *scratch.buffers.values()]
-    assert len(made) == 2 + warmed_up
-    assert all(inside(buffer, scratch.pool.id) for buffer in made)
-    assert not any(inside(buffer, pool) for buffer in made)
+    inputs, outputs = [fresh(512, seed=0)], [fresh(512, seed=1), fresh(512, seed=2)]
+    chain(inputs[0])
+    torch.cuda.synchronize()
+    graphs: list[torch.cuda.CUDAGraph] = []
+    for output in outputs:
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1], pool=pool, stream=stream):
+            y = chain(inputs[0])
+            if len(graphs) == 1:
+                with torch.cuda.use_mem_pool(mem_pool, device=0):
+                    buffer = torch.zeros_like(y)
+            buffer.copy_(y)
+            del y
+            torch.cat([*inputs, *inputs]).fill_(-1)  # takes what was freed just now
+            output.copy_(buffer + len(graphs))
+    assert inside(buffer, mem_pool.id)
+    assert not inside(buffer, pool)
 
-    def replay(*sizes: int) -> None:
-        for seed, rows in enumerate(sizes, start=3):
-            inputs[rows].copy_(fresh(rows, seed=seed))
-            graphs[rows].replay()
-            assert torch.equal(outputs[rows], chain(inputs[rows]))
+    def replay(*numbers: int) -> None:
+        for seed, number in enumerate(numbers, start=3):
+            inputs[0].copy_(fresh(512, seed=seed))
+            graphs[number].replay()
+            assert torch.equal(outputs[number], chain(inputs[0]) + (number + 1))
 
-    replay(512, 2048, 256, 512)
-    del graphs[512]  # in whose capture the scratch of the second one was made
+    replay(0, 1, 1, 0)
+    graphs[0].reset()  # in whose capture the buffer was made
     settle()
     taken = [new_bytes(2, 9) for _ in range(64)]
-    replay(2048, 256, 2048)
-    with torch.cuda.stream(stream):  # eager work has the buffer of the last capture
-        x = fresh(1024, seed=0)
-        y = scratch.chain(x)
-    torch.cuda.synchronize()
-    assert torch.equal(y, chain(x))
+    replay(1, 1)
+    buffer.fill_(5)  # eager work has it too
     assert all(int(t.min()) == int(t.max()) == 9 for t in taken)
     graphs.clear()
     settle()
-    assert all(inside(buffer, scratch.pool.id) for buffer in made)
+    assert inside(buffer, mem_pool.id)
+    assert (buffer == 5).all().item()
+    del buffer, mem_pool, taken, output
     inputs.clear()
     outputs.clear()
-    del made, scratch, taken, x, y
     settle()
     assert ids() == []
     assert torch.cuda.memory_reserved() <= before

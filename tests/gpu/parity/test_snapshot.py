@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,9 +22,6 @@ from .memory import mapped_pages
 if TYPE_CHECKING:
     from torch import Tensor
 
-MIB = 1 << 20
-MAPPING = {"segment_alloc", "segment_map"}
-UNMAPPING = {"segment_free", "segment_unmap"}
 
 memory: Any = torch.cuda.memory
 
@@ -64,11 +60,6 @@ def events(of: Sequence[int], actions: Sequence[str] = ()) -> list[tuple[str, in
     ]
 
 
-def happened(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without the snapshots, which the test itself took."""
-    return [entry for entry in entries if entry["action"] != "snapshot"]
-
-
 def functions(entry: dict[str, Any]) -> set[str]:
     return {frame["name"] for frame in entry.get("frames", [])}
 
@@ -102,25 +93,6 @@ def live_blocks(segments: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]
     }
 
 
-def test_segments_and_blocks(side: Side) -> None:
-    eager = buffers()
-    graph, held = capture(buffers)
-    assert_whose(side)
-    segments = torch.cuda.memory_snapshot()
-    assert_consistent(segments)
-    blocks = live_blocks(segments)
-    for tensor in [*eager, *held]:
-        block = blocks[tensor.data_ptr()]
-        assert block["requested_size"] == tensor.numel()
-        assert tensor.numel() <= block["size"] <= tensor.numel() + 2 * MIB
-    pool = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(graph.pool())]
-    assert set(live_blocks(pool)) == {t.data_ptr() for t in held}
-    assert all(s["device"] == torch.cuda.current_device() for s in pool)
-    assert sum(s["total_size"] for s in segments) == sum(
-        torch.cuda.memory_reserved(d) for d in range(torch.cuda.device_count())
-    )
-
-
 def test_pages_that_stand_at_several_addresses(side: Side) -> None:
     """Many sizes into one pool, smallest first, with survivors in between."""
     pool = torch.cuda.graph_pool_handle()
@@ -152,35 +124,6 @@ def test_pages_that_stand_at_several_addresses(side: Side) -> None:
     assert set(live_blocks(own)) == {t.data_ptr() for t in held}
 
 
-def test_the_snapshot_of_one_pool(side: Side) -> None:
-    held = [capture(buffers) for _ in range(2)]
-    assert_whose(side)
-    eager = buffers()
-    for graph, tensors in held:
-        for traces in (True, False):
-            segments = memory_snapshot_of(graph.pool(), include_traces=traces)
-            assert_consistent(segments)
-            assert {tuple(s["segment_pool_id"]) for s in segments} == {tuple(graph.pool())}
-            assert set(live_blocks(segments)) == {t.data_ptr() for t in tensors}
-    del eager, held, graph, tensors
-
-
-def test_a_snapshot_during_a_capture(side: Side) -> None:
-    shown: list[Any] = []
-
-    def body() -> Tensor:
-        tensor = torch.ones(5 * MIB, dtype=torch.uint8, device="cuda")
-        shown.append((tensor.data_ptr(), torch.cuda.memory_snapshot()))
-        return tensor
-
-    held = capture(body)
-    assert_whose(side)
-    ((address, segments),) = shown
-    assert_consistent(segments)
-    assert live_blocks(segments)[address]["requested_size"] == 5 * MIB
-    del held
-
-
 def test_snapshots_of_another_thread_during_captures(side: Side) -> None:
     """Taken at any moment, each is consistent in itself."""
     stop = threading.Event()
@@ -207,51 +150,6 @@ def test_snapshots_of_another_thread_during_captures(side: Side) -> None:
         raise failures[0]
 
 
-def test_the_history_is_in_order_with_eager_work(side: Side) -> None:
-    record()
-    before = buffers([5000])
-    graph, held = capture(lambda: buffers([6000, 3 * MIB]))
-    after = buffers([7000])
-    assert_whose(side)
-    addresses = [t.data_ptr() for t in (*before, *held, *after)]
-    del held[0]
-    let_go(before)
-    let_go(held)
-    let_go(after)
-    freed = [(a, n) for n in (1, 0, 2, 3) for a in ("free_requested", "free_completed")]
-    # The first ones: what is taken later, by whatever the test does itself, comes behind.
-    assert events(addresses)[:12] == [("alloc", n) for n in range(4)] + freed
-    entries = trace()
-    times = [entry["time_us"] for entry in entries]
-    assert times == sorted(times)
-    sizes = {entry["addr"]: entry["size"] for entry in entries if entry["action"] == "alloc"}
-    assert [sizes[address] for address in addresses] == [5000, 6000, 3 * MIB, 7000]
-    del graph
-
-
-def test_temporaries_of_a_capture_are_in_the_history(side: Side) -> None:
-    record()
-    x = torch.ones(1000, device="cuda")
-    graph, held = capture(lambda: (x + 1) * 2)
-    assert_whose(side)
-    pool = memory_snapshot_of(graph.pool())
-    inside = [
-        (entry["action"], entry["addr"])
-        for entry in trace()
-        if entry["action"] in ("alloc", "free_requested", "free_completed")
-        and any(s["address"] <= entry["addr"] < s["address"] + s["total_size"] for s in pool)
-    ]
-    allocated = [address for action, address in inside if action == "alloc"]
-    assert len(allocated) == 2
-    assert allocated[1] == held.data_ptr()
-    assert inside == [
-        ("alloc", allocated[0]),
-        ("alloc", allocated[1]),
-        ("free_requested", allocated[0]),
-        ("free_completed", allocated[0]),
-    ]
-
-
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])
 def test_which_stacks_are_kept(side: Side, context: str | None) -> None:
     record(context=context)
@@ -270,83 +168,6 @@ def test_which_stacks_are_kept(side: Side, context: str | None) -> None:
     del held
 
 
-def test_the_state_without_its_history(side: Side) -> None:
-    """Where what lives was allocated, and nothing of what is gone."""
-    record(enabled="state", context="state")
-    graph, held = capture(lambda: buffers([6000, 7000]))
-    assert_whose(side)
-    held.pop()
-    assert len(trace()) <= 1  # native keeps the newest entry
-    (block,) = live_blocks(memory_snapshot_of(graph.pool())).values()
-    assert block["address"] == held[0].data_ptr()
-    assert "buffers" in functions(block)
-
-
-def test_frames_of_cpp(side: Side) -> None:
-    record(stacks="all")
-    graph, held = capture(lambda: buffers([6000]))
-    assert_whose(side)
-    block = live_blocks(memory_snapshot_of(graph.pool()))[held[0].data_ptr()]
-    names = functions(block)
-    assert "buffers" in names
-    assert any("at::" in name or "torch::" in name for name in names)
-
-
-def test_actions_that_are_skipped(side: Side) -> None:
-    record(skip_actions=["free_requested", "segment_alloc"])
-    graph, held = capture(lambda: buffers([6000]))
-    addresses = [held[0].data_ptr()]
-    let_go(held)
-    assert_whose(side)
-    assert events(addresses) == [("alloc", 0), ("free_completed", 0)]
-    assert not {entry["action"] for entry in trace()} & {"free_requested", "segment_alloc"}
-    record(skip_actions=["alloc"])
-    held = capture(lambda: buffers([9000]), graph.pool())
-    del held
-    actions = [entry["action"] for entry in trace()]
-    assert "alloc" not in actions
-    assert "free_requested" in actions
-
-
-def test_only_the_newest_entries_are_kept(side: Side) -> None:
-    record(max_entries=6)
-    held = [capture(lambda: buffers([6000])) for _ in range(5)]
-    last = buffers([5000])
-    assert_whose(side)
-    addresses = [held[-1][1][0].data_ptr(), last[0].data_ptr()]
-    entries = trace()
-    assert len(entries) == 6
-    entries = happened(entries)
-    assert (entries[-1]["action"], entries[-1]["addr"]) == ("alloc", addresses[1])
-    assert ("alloc", addresses[0]) in [(e["action"], e.get("addr")) for e in entries]
-    graph, tensors = held[0]
-    gone = tensors[0].data_ptr()
-    let_go(tensors)
-    assert [(e["action"], e["addr"]) for e in happened(trace())[-2:]] == [
-        ("free_requested", gone),
-        ("free_completed", gone),
-    ]
-    del held, graph
-
-
-def test_history_can_be_cleared_and_ended(side: Side) -> None:
-    record()
-    assert torch._C._cuda_isHistoryEnabled()
-    graph, held = capture(lambda: buffers([6000]))
-    assert_whose(side)
-    addresses = [held[0].data_ptr()]
-    assert events(addresses) == [("alloc", 0)]
-    record(clear_history=True)
-    assert events(addresses) == []
-    let_go(held)
-    assert events(addresses) == [("free_requested", 0), ("free_completed", 0)]
-    memory._record_memory_history(enabled=None, clear_history=True)
-    assert not torch._C._cuda_isHistoryEnabled()
-    held = capture(lambda: buffers([6000]), graph.pool())
-    assert trace() == []
-    del held
-
-
 def test_history_that_began_before_the_package_was_enabled(side: Side) -> None:
     if side == "ours":
         cgp.disable()
@@ -361,65 +182,6 @@ def test_history_that_began_before_the_package_was_enabled(side: Side) -> None:
     addresses = [held[1][0].data_ptr()]
     let_go(held[1])
     assert events(addresses, ["free_requested"]) == [("free_requested", 0)]
-    del held
-
-
-def test_memory_comes_and_goes_in_the_history(side: Side) -> None:
-    record()
-    graph, held = capture(lambda: buffers([40 * MIB, 3000]))
-    assert_whose(side)
-    segments = memory_snapshot_of(graph.pool())
-    total = sum(s["total_size"] for s in segments)
-
-    def within(actions: set[str]) -> int:
-        return sum(
-            entry["size"]
-            for entry in trace()
-            if entry["action"] in actions
-            and any(
-                s["address"] <= entry["addr"] < s["address"] + s["total_size"] for s in segments
-            )
-        )
-
-    assert within(MAPPING) == total
-    assert within(UNMAPPING) == 0
-    del held, graph
-    gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    assert within(UNMAPPING) == total
-
-
-def test_a_snapshot_is_in_the_history(side: Side) -> None:
-    record()
-    held = capture(buffers)
-    assert_whose(side)
-    memory._snapshot()
-    assert "snapshot" in [entry["action"] for entry in trace()]
-    del held
-
-
-def test_metadata(side: Side) -> None:
-    record()
-    memory._set_memory_metadata("the first layer")
-    assert memory._get_memory_metadata() == "the first layer"
-    graph, held = capture(lambda: buffers([6000]))
-    assert_whose(side)
-    memory._set_memory_metadata("")
-    more = capture(lambda: buffers([7000]), graph.pool())
-    said = {e["addr"]: e.get("user_metadata", "") for e in trace() if e["action"] == "alloc"}
-    assert said[held[0].data_ptr()] == "the first layer"
-    assert said[more[1][0].data_ptr()] == ""
-    del held, more
-
-
-def test_annotations(side: Side) -> None:
-    record(global_record_annotations=True)
-    with torch.profiler.record_function("around the capture"):
-        held = capture(lambda: buffers([6000]))
-    assert_whose(side)
-    notes = memory._snapshot()["external_annotations"]
-    assert "around the capture" in [note["name"] for note in notes]
     del held
 
 
@@ -456,12 +218,7 @@ def test_the_dump_and_its_pages(
     assert "only_after" in compared
     assert "total_reserved" in _memory_viz.segsum(snapshot)
     assert "entries" in _memory_viz.trace(snapshot)
-    for page in (
-        _memory_viz.trace_plot(snapshot),
-        _memory_viz.trace_plot(snapshot, plot_segments=True),
-        _memory_viz.segment_plot(snapshot),
-        _memory_viz.trace_plot(snapshot, filter_freed=True),
-    ):
+    for page in (_memory_viz.trace_plot(snapshot), _memory_viz.segment_plot(snapshot)):
         assert "<!DOCTYPE html>" in page
     assert "free_completed without free_requested" not in capsys.readouterr().out
     del eager, graphs, held
