@@ -165,8 +165,8 @@ def test_runners_that_call_each_other_from_two_threads() -> None:
         with torch.no_grad():
             results.append(run(torch.ones(n, 2)).clone())
 
-    calls = [(inner, 1), (outer, 8)]
-    threads = [threading.Thread(target=call, args=each, daemon=True) for each in calls]
+    pairs = [(inner, 1), (outer, 8)]
+    threads = [threading.Thread(target=call, args=each, daemon=True) for each in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
