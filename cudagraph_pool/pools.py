@@ -46,6 +46,7 @@ class _ReplayOrder:
         self.number = 0
         self.what = ""
         self.wrote = (0, "")
+        self._last: weakref.ref[Any] | None = None
 
     def follow(self, stream: torch.cuda.Stream) -> None:
         """Orders what ``stream`` gets next behind the last replay."""
@@ -61,9 +62,25 @@ class _ReplayOrder:
         self.number += 1
         return self.number
 
-    def overwrite(self) -> None:
-        """What was begun overwrites the outputs that the last one left."""
+    def overwrite(self, plan: Any) -> None:
+        """What was begun overwrites the outputs that the last one left, by new ``plan.outputs``."""
+        self.invalidate()
+        self._last = weakref.ref(plan)
         self.wrote = self.number, self.what
+
+    def begin_capture(self) -> None:
+        """A capture begins, and makes room for its graphs: what left the last outputs may go."""
+        self.begin("a capture")
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        """Autograd refuses, from now on, what it has saved of the last outputs."""
+        import torch
+
+        if self._last and (last := self._last()):
+            # Tensors of inference mode count no versions; autograd saves none.
+            counted = [x for x in last.outputs if not x.is_inference()]
+            torch._C._increment_version(counted)
 
 
 class GraphPool:

@@ -124,7 +124,7 @@ class CpuCaptures:
     @contextmanager
     def on_capture_stream(self) -> Iterator[None]:
         self.follow(())
-        self.order.begin("a capture")
+        self.order.begin_capture()
         yield
 
     def empty_caches(self) -> None:

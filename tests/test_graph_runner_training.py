@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import torch
 from cpu_captures import SIZES, Made, Quantized, double, model, rows, runner, tree_equal, weight
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 
 def test_gradients_stay_when_others_come() -> None:
@@ -88,14 +89,31 @@ def test_a_capture_or_a_failed_call_ends_what_was_open() -> None:
         y.sum().backward()
 
 
-def test_saved_outputs_that_a_later_call_overwrites_are_found_by_a_guard() -> None:
+@pytest.mark.parametrize(
+    ("options", "next_rows"),
+    [
+        ({}, 3),
+        ({}, 5),
+        ({"lazy": True, "max_graphs": 1}, 5),
+    ],
+    ids=["same graph", "another", "graph gone"],
+)
+def test_saved_outputs_that_a_later_call_overwrites(
+    options: dict[str, Any], next_rows: int
+) -> None:
     head = torch.ones(6, requires_grad=True)
-    run = runner(double)
-    with cgp.guard():
-        loss = (run(rows(3)) * head).sum()
-        run(rows(5))
-        with pytest.raises(RuntimeError, match="uses what call 2 of its pool returned"):
-            loss.backward()
+    run = runner(double, **options)
+    first = (run(rows(3)) * head).sum()
+    run(rows(next_rows))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.backward()
+
+
+def test_forward_mode_derivatives_are_refused() -> None:
+    run, x = runner(double), rows(3)
+    with forward_ad.dual_level(), pytest.raises(RuntimeError, match="graphs have no tangents"):
+        run(x)
+    assert torch.equal(run(x), double(x))
 
 
 def test_a_leaf_made_by_the_function_is_its_own() -> None:

@@ -27,7 +27,7 @@ class Plan:
         self._written = [*captured.statics]
         self._copies = Copies(program.inputs, captured.statics, size)
         pairs = zip(captured.outputs, program.cuts.tensor_dims, strict=True)
-        self._outputs = [cut(output, dims, size) for output, dims in pairs]
+        self.outputs = [cut(output, dims, size) for output, dims in pairs]
         if captured.backward is not None:
             grads = captured.backward.grad_outputs
             self._written += grads
@@ -59,9 +59,9 @@ class Plan:
             self._captures.follow(self._written, self.captured.streams)
             number = order.begin(self._what)
             self._copies(tensors)
-            order.overwrite()
+            order.overwrite(self)
             self.captured.graphs[0].replay()
-            outputs = [x.clone() if self._clones else x.detach() for x in self._outputs]
+            outputs = [x.clone() if self._clones else x.detach() for x in self.outputs]
             if is_guarded():
                 outputs = [mark_output(x, order) for x in outputs]
         return outputs, number
@@ -81,7 +81,7 @@ class Plan:
                 )
             self._captures.follow(self._written, self.captured.streams)
             order.begin(f"the backward pass of call {number}")
-            given = ((grads[n], self._outputs[n]) for n in backward.places)
+            given = ((grads[n], self.outputs[n]) for n in backward.places)
             self._gradient_copies(torch.zeros_like(y) if x is None else x for x, y in given)
             self.captured.graphs[1].replay()
             # Copies, since the next replay overwrites these. What only outputs without a gradient

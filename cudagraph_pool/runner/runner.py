@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 from tqdm import tqdm
 
 from .._shared_exec import _EXEC_BUDGET
@@ -146,6 +147,7 @@ class GraphRunner:
         The tensors are overwritten by the next call, unless ``clone_outputs``.
 
         Raises:
+            RuntimeError: It comes from the function itself, or within forward-mode derivatives.
             ValueError: A tensor is not as captured, or the call is larger than all sizes.
             TypeError: An argument holds neither plain strided tensors nor hashable constants.
         """
@@ -216,6 +218,8 @@ class GraphRunner:
         return None, ()
 
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if forward_ad._current_level >= 0:
+            raise RuntimeError("graphs have no tangents: call the runner outside of dual_level()")
         if self._capturing:
             raise RuntimeError(
                 "the function calls the GraphRunner that captures it: a module whose forward is "
