@@ -9,8 +9,8 @@
 namespace cgp {
 namespace {
 
-// Blocks are placed without slack while the pages in use are more than three fifths of the most that
-// ever lived, and more than this part of it is wasted in them.
+// Blocks are placed without slack while the pages in use are more than three fifths of the most
+// that ever lived, and more than this part of it is wasted in them.
 constexpr uint64_t kWastedPart = 40;
 
 // A pool that several streams make grow is given up to this part of its pages ahead of need, once
@@ -27,8 +27,8 @@ constexpr uint64_t kLeastLeftOfSeveral = 8;
 // Whether the device has as much at all is asked for no smaller block than one of so many pages.
 constexpr uint64_t kManyPages = 1 << 16;
 
-// Of several streams: enough to choose well, and a bound on the time. Of one, more of them would fit
-// worse.
+// Of several streams: enough to choose well, and a bound on the time. Of one, more of them would
+// fit worse.
 constexpr int kChainsLookedAt = 4;
 constexpr int kChainsOfOne = 2;
 
@@ -39,7 +39,7 @@ bool IsExhausted(const DriverError& error) {
 
 }  // namespace
 
-void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
+void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   const Granules length = live.length();
   // Refused here, it cannot fill the host's memory with a plan for its pages, nor overflow what
@@ -54,14 +54,14 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   live.key = static_cast<uint32_t>(key);
   if (memory_.scope() == ScopeKind::kCapture) ring_.Reclaim();
   try {
-    live.site = Find(view, live, stats, again, alike);
+    live.site = Find(list, live, stats, again, alike);
   } catch (const DriverError& error) {
     // What the ring has free is for others where nothing else is left.
     if (IsExhausted(error) && turns_since_) {
       memory_.DissolveRing();
       ring_.Forget();
       turns_since_.reset();
-      return Place(view, live, stats);
+      return Place(list, live, stats);
     }
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
@@ -83,7 +83,7 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   }
 }
 
-Site Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
+Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
                   KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
   const Granules length = live.length();
   std::optional<Placement> free;
@@ -93,7 +93,7 @@ Site Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
     if (free && !turns_since_) break;
     if (InRing(place.slot)) {
       in_ring = true;
-    } else if (!free && On("known-again") && WholePagesAt(view, place, length)) {
+    } else if (!free && On("known-again") && WholePagesAt(list, place, length)) {
       free = place;
     } else if (like == nullptr) {
       like = LikeAt(place, live.key);
@@ -105,14 +105,14 @@ Site Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
     // that they hold beside is in place.
     const bool takes_whole = like && like->tenure < *turns_since_;
     try {
-      return {ring_.Place(view, length, /*is_first=*/like, takes_whole)};
+      return {ring_.Place(list, length, /*is_first=*/like, takes_whole)};
     } catch (const DriverError& error) {
       if (!IsExhausted(error)) throw;
     }
   }
   // Then a place that is taken is no good: what lives there will be elsewhere too.
   if (turns_since_) {
-    std::erase_if(again, [&](Placement place) { return !WholePagesAt(view, place, length); });
+    std::erase_if(again, [&](Placement place) { return !WholePagesAt(list, place, length); });
   }
   if (like != nullptr) {
     like_ = like->block.address;
@@ -122,13 +122,13 @@ Site Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
   const bool small = length < page_size();
   if (alike && On("known-alike")) {
     for (const Placement place : *alike) {
-      const auto whole = WholePagesAt(view, place, length);
+      const auto whole = WholePagesAt(list, place, length);
       if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {place};
     }
   }
-  const Slack slack = SlackFor(view, length, stats);
-  if (small) return FindSmall(view, length, slack);
-  return {Stitch(view, length, slack)};
+  const Slack slack = SlackFor(list, length, stats);
+  if (small) return FindSmall(list, length, slack);
+  return {Stitch(list, length, slack)};
 }
 
 // The block that lives there if it came behind the same sizes.
@@ -149,12 +149,12 @@ void Placer::BeginScope(ScopeKind kind) {
   if (successor != nullptr && !turns_since_) turns_since_ = successor->tenure;
 }
 
-Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const {
+Slack Placer::SlackFor(const FreeList& list, Granules length, const PoolStats& stats) const {
   if (!On("slack")) return Slack::kNone;
   const uint64_t live = stats.allocated_bytes + length.bytes();
   const uint64_t most_lived = std::max(stats.peak_allocated_bytes, live);
   const uint64_t pages =
-      space().page_count() - view.whole_page_count() + PagesFor(length, page_size());
+      space().page_count() - list.whole_page_count() + PagesFor(length, page_size());
   const uint64_t used = pages * page_size().bytes();
   const bool wastes = On("no-slack") && (used - live) * kWastedPart > most_lived;
   return wastes && used * 5 > most_lived * 3 ? Slack::kNone : Slack::kOnePage;
@@ -162,43 +162,44 @@ Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& s
 
 // A block below a page lies in the best fit among pages in part use, so that small blocks gather
 // and pages stay whole; else in a whole page; else it is stitched as a large one is. Without slack
-// that comes before a whole page whose rest would be too short for another one like it; where several
-// streams allocate, that saved nothing.
-Site Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
+// that comes before a whole page whose rest would be too short for another one like it; where
+// several streams allocate, that saved nothing.
+Site Placer::FindSmall(FreeList& list, Granules length, Slack slack) {
   const uint64_t least_left = several_streams() ? kLeastLeftOfSeveral : kLeastLeft;
   const bool stitched = On("small-stitched") && (page_size() - length) * least_left >= page_size();
   const bool breaks =
       !stitched || length * 2 <= page_size() || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Site> {
-    if (const std::optional<NodeId> chain = FindChain(view, length)) {
+    if (const std::optional<NodeId> chain = FindChain(list, length)) {
       const PageSpace::Node& node = space().node(*chain);
       return Site{{ranges_.slots_of(node.page).front(), node.offset}, *chain};
     }
-    const auto page = breaks ? WholePageToBreak(view, Takers()) : std::nullopt;
+    const auto page = breaks ? WholePageToBreak(list, Takers()) : std::nullopt;
     if (!page) return std::nullopt;
     return Site{{ranges_.slots_of(*page).front()}};
   };
   std::optional<Site> found = find();
   if (!found && memory_.Poll()) found = find();
   if (found) return *found;
-  if (stitched) return {Stitch(view, length, slack)};
+  if (stitched) return {Stitch(list, length, slack)};
   const MappingPlan page{.range = ranges_.NewestWithRoom(1), .handles = {MappingPlan::kNewPage}};
   return {{memory_.bytes().Map(page)}};
 }
 
 // The best fit. Of several streams the one among the first few that the fewest may take: what a
-// stream takes of the others' they may not get back before the capture ends. Of one stream, in pages
-// of small blocks, the one in the oldest page: so those that outlive their capture gather there.
-std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) const {
+// stream takes of the others' they may not get back before the capture ends. Of one stream, in
+// pages of small blocks, the one in the oldest page: so those that outlive their capture gather
+// there.
+std::optional<NodeId> Placer::FindChain(const FreeList& list, Granules length) const {
   const bool several = several_streams();
   std::optional<NodeId> best;
   uint32_t least = 0;
   int left = several ? kChainsLookedAt : kChainsOfOne;
-  view.ForEachFit(length, [&](NodeId chain) {
+  list.ForEachFit(length, [&](NodeId chain) {
     const PageId page = space().node(chain).page;
     if (best && !several && space().holds_large(page)) return false;
     const FenceId fence = space().node(chain).fence;
-    const auto takes = [&](const FreeView& stream) { return stream.Passes(fence); };
+    const auto takes = [&](const FreeList& stream) { return stream.Passes(fence); };
     const uint32_t harm = several ? memory_.bytes().CountStreams(takes) : Index(page);
     if (!best || harm < least) {
       best = chain;
@@ -214,18 +215,18 @@ std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) c
 TakersOf Placer::Takers() const {
   if (!several_streams()) return {};
   return [this](PageId page) {
-    return memory_.bytes().CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
+    return memory_.bytes().CountStreams([&](const FreeList& list) { return list.IsWhole(page); });
   };
 }
 
 // Steps 2 to 5 of design.md, section 4.
-Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
-  auto found = FindMapped(view, length, slack, Takers());
-  if (!found && memory_.Poll()) found = FindMapped(view, length, slack, Takers());
+Placement Placer::Stitch(FreeList& list, Granules length, Slack slack) {
+  auto found = FindMapped(list, length, slack, Takers());
+  if (!found && memory_.Poll()) found = FindMapped(list, length, slack, Takers());
   if (found) return *found;
-  const auto plan = [&] { return PlanGrowth(view, length, slack, several_streams()); };
+  const auto plan = [&] { return PlanGrowth(list, length, slack, several_streams()); };
   GrowthPlan growth = plan();
-  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view, length))) {
+  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(list, length))) {
     try {
       return growth.PlacementFrom(memory_.bytes().Map(*ahead), page_size());
     } catch (const DriverError& error) {
@@ -241,11 +242,11 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
 // How many pages to make beyond what a block needs that no whole pages are left for, see
 // kPartAhead. Whole pages that do not fit the block count as made ahead: so a pool that is in
 // pieces does not grow faster than one that is full.
-uint32_t Placer::PagesAhead(const FreeView& view, Granules length) const {
+uint32_t Placer::PagesAhead(const FreeList& list, Granules length) const {
   if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
   if (length < page_size() || !On("made-ahead")) return 0;  // they share pages
   const uint32_t most = ranges_.page_count() / kPartAhead;
-  return most > std::max<uint32_t>(1, view.whole_page_count()) ? most - view.whole_page_count() : 0;
+  return most > std::max<uint32_t>(1, list.whole_page_count()) ? most - list.whole_page_count() : 0;
 }
 
 void Placer::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {

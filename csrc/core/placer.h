@@ -10,7 +10,7 @@
 
 #include "core/base/units.h"
 #include "core/driver.h"
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 #include "core/placement/known_places.h"
@@ -37,24 +37,24 @@ class Placer {
   void Freed(Address address) { dropped_ |= address == like_ && !memory_.scope(); }
 
   // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
-  // the view's to take, and takes them; its place is known then. pre: the view is what
+  // the free list's to take, and takes them; its place is known then. pre: the free list is what
   // StreamMemory::BeginTake() returned last.
-  void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
+  void Place(FreeList& list, LiveBlock& live, const PoolStats& stats);
 
  private:
-  Site Find(FreeView& view, LiveBlock& live, const PoolStats& stats, KnownPlaces::Places& again,
+  Site Find(FreeList& list, LiveBlock& live, const PoolStats& stats, KnownPlaces::Places& again,
             const KnownPlaces::Places* alike);
   const LiveBlock* LikeAt(Placement place, uint32_t key) const;
-  Slack SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const;
+  Slack SlackFor(const FreeList& list, Granules length, const PoolStats& stats) const;
   // Blocks of one size can take each other's places.
   uint64_t SizeOf(Granules length) const {
     return length < page_size() ? length.count() : PagesFor(length, page_size()) << 32;
   }
-  Site FindSmall(FreeView& view, Granules length, Slack slack);
-  std::optional<NodeId> FindChain(const FreeView& view, Granules length) const;
+  Site FindSmall(FreeList& list, Granules length, Slack slack);
+  std::optional<NodeId> FindChain(const FreeList& list, Granules length) const;
   TakersOf Takers() const;
-  Placement Stitch(FreeView& view, Granules length, Slack slack);
-  uint32_t PagesAhead(const FreeView& view, Granules length) const;
+  Placement Stitch(FreeList& list, Granules length, Slack slack);
+  uint32_t PagesAhead(const FreeList& list, Granules length) const;
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
   const PageSpace& space() const { return memory_.bytes().space(); }

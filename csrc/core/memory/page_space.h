@@ -1,6 +1,6 @@
 // Which bytes of a pool's pages are free, and behind which fence: a plain value, so that a
 // checkpoint is a copy and a restore an assignment. It knows nothing of addresses (range_table.h)
-// nor of who may take what (free_view.h).
+// nor of who may take what (free_list.h).
 //
 // The pages, one behind the other, are tiled by nodes: parts of one page, and whole pages in a row,
 // which cost as much as one page does:
@@ -132,8 +132,8 @@ class PageSpace {
   // now holds it. pre: ReserveFence(fence).
   NodeId Give(NodeId used, FenceId fence);
 
-  // What is behind the fence is behind `now`, joining neighbours. Of nodes that become one the first
-  // survives. O(nodes behind it). pre: not kOpen; ReserveFence(now).
+  // What is behind the fence is behind `now`, joining neighbours. Of nodes that become one the
+  // first survives. O(nodes behind it). pre: not kOpen; ReserveFence(now).
   void OpenFence(FenceId fence, FenceId now = FenceId::kOpen);
 
   // Puts what is free of the pages before `end` behind the fence, joining neighbours as OpenFence()

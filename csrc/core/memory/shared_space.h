@@ -1,11 +1,11 @@
-// The bytes of a pool's pages and the streams that share them: a PageSpace, and a FreeView for each
+// The bytes of a pool's pages and the streams that share them: a PageSpace, and a FreeList for each
 // stream, all of which hear of every change.
 //
 //     space    which bytes are free, and behind which fence
-//     views    what one stream may take of them, indexed for searching
+//     free lists    what one stream may take of them, indexed for searching
 //
 // invariants:
-//   what view v has  ==  the free bytes of the space whose fence v.Passes()
+//   what free list v has  ==  the free bytes of the space whose fence v.Passes()
 //   space().page_count() == the table's page_count()
 #pragma once
 
@@ -19,7 +19,7 @@
 
 #include "core/base/units.h"
 #include "core/driver.h"
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 #include "core/memory/page_space.h"
 #include "core/memory/range_table.h"
 
@@ -27,8 +27,8 @@ namespace cgp {
 
 // Where a block lies.
 struct Site : Placement {
-  // Of a block that lies in one extent; of one below a page that is yet to be taken, the node of one
-  // page that holds the first of its bytes, where that is known.
+  // Of a block that lies in one extent; of one below a page that is yet to be taken, the node of
+  // one page that holds the first of its bytes, where that is known.
   NodeId node = NodeId::kNone;
 };
 
@@ -47,22 +47,22 @@ class SharedSpace {
   // How many there are, numbered from 0 in the order in which they were added.
   std::size_t stream_count() const { return stream_count_; }
   bool has_several_streams() const { return stream_count_ > 1; }
-  FreeView& view(std::size_t number) const { return *views_[number]; }
+  FreeList& free_list(std::size_t number) const { return *free_lists_[number]; }
   // pre: own != kOpen. Throws with nothing changed.
-  FreeView& AddView(StreamId stream, FenceId own);
-  // No view stays but those of the streams that there are.
-  void DropSpareViews() { views_.resize(stream_count_); }
-  // The streams are gone. Their views rest, kept in step, until other streams take them over: so
-  // captures that follow one another index only what changes. Does not throw after
+  FreeList& AddFreeList(StreamId stream, FenceId own);
+  // No free list stays but those of the streams that there are.
+  void DropSpareFreeLists() { free_lists_.resize(stream_count_); }
+  // The streams are gone. Their free lists rest, kept in step, until other streams take them over:
+  // so captures that follow one another index only what changes. Does not throw after
   // ReserveOpening().
   void RemoveStreams();
 
-  // How many streams' views are so.
+  // How many streams' free lists are so.
   template <typename Condition>
   uint32_t CountStreams(Condition&& condition) const {
-    const auto streams = std::span(views_).first(stream_count_);
+    const auto streams = std::span(free_lists_).first(stream_count_);
     return static_cast<uint32_t>(std::ranges::count_if(
-        streams, [&](const auto& view) { return condition(std::as_const(*view)); }));
+        streams, [&](const auto& list) { return condition(std::as_const(*list)); }));
   }
 
   // --- Blocks ---
@@ -129,8 +129,9 @@ class SharedSpace {
 
   // Room for what opens below so many fences, as long as no node is freed.
   void ReserveOpening(std::size_t fence_limit);
-  // Whether one view passes these fences from now on. O(nodes behind them). pre: ReserveOpening().
-  void SetPasses(FreeView& view, std::span<const FenceId> fences, bool passes);
+  // Whether one free list passes these fences from now on. O(nodes behind them). pre:
+  // ReserveOpening().
+  void SetPasses(FreeList& list, std::span<const FenceId> fences, bool passes);
   // What is behind these fences is everyone's from now on, or behind `now`. O(nodes behind them).
   // pre: ReserveOpening(), ReserveFence(now).
   void Open(std::span<const FenceId> opened, FenceId now = FenceId::kOpen);
@@ -165,7 +166,7 @@ class SharedSpace {
   PageSpace space_;
   RangeTable& ranges_;
   // Of the streams, and then resting ones, which pass kOpen alone.
-  std::vector<std::unique_ptr<FreeView>> views_;
+  std::vector<std::unique_ptr<FreeList>> free_lists_;
   std::size_t stream_count_ = 0;
   std::vector<NodeId> woken_;  // by SetPasses(); kept for its memory
 };

@@ -14,8 +14,9 @@ void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   std::shared_ptr<SharedEvent> mark;
   if (may_ask_device && (behind_replays || fences_.NeedsMark())) mark = fences_.Mark();
   Poll();
-  // So that a scope in which nothing was done, or whose first block got no memory, ends without; and
-  // before anything is held, which one that did not begin would keep from others. A fence may come.
+  // So that a scope in which nothing was done, or whose first block got no memory, ends without;
+  // and before anything is held, which one that did not begin would keep from others. A fence may
+  // come.
   bytes_.ReserveOpening(fences_.limit() + 2);
   if (behind_replays && !mark) HoldCaptured();
   if (behind_replays) replays_ = std::move(mark);
@@ -31,7 +32,7 @@ void StreamMemory::EndScope(bool may_ask_device) {
   // Known now, the end of what ran here is known sooner than when the next scope begins.
   if (!captured && fences_.NeedsMark() && may_ask_device && driver_.MayQuiesce()) fences_.Mark();
   // Nothing throws from here on.
-  if (captured && bytes_.stream_count() > 0) bytes_.DropSpareViews();
+  if (captured && bytes_.stream_count() > 0) bytes_.DropSpareFreeLists();
   OpenFences(fences_.EndScope());
   bytes_.Open(std::array{FenceId::kRingLater}, FenceId::kRing);
   later_in_ring_ = FenceId::kOpen;
@@ -45,46 +46,46 @@ void StreamMemory::EndScope(bool may_ask_device) {
   scope_.reset();
 }
 
-FreeView& StreamMemory::BeginTake(LiveBlock& live, std::optional<CaptureId> in) {
+FreeList& StreamMemory::BeginTake(LiveBlock& live, std::optional<CaptureId> in) {
   GiveFreed();
-  const std::size_t view = ViewFor(live.block.stream, in);
-  live.tenure = tenures_[view];
+  const std::size_t list = FreeListFor(live.block.stream, in);
+  live.tenure = tenures_[list];
   bytes_.ReserveTake();
-  return bytes_.view(view);
+  return bytes_.free_list(list);
 }
 
-// The number of the view of a stream that has allocated in the open scope; `in` that capture, of
-// several streams.
-std::optional<std::size_t> StreamMemory::FindView(StreamId stream,
-                                                  std::optional<CaptureId> in) const {
+// The number of the free list of a stream that has allocated in the open scope; `in` that capture,
+// of several streams.
+std::optional<std::size_t> StreamMemory::FindFreeList(StreamId stream,
+                                                      std::optional<CaptureId> in) const {
   for (std::size_t i = 0; i < bytes_.stream_count(); ++i) {
-    if (bytes_.view(i).stream() == stream && (!in || proofs_.capture(i) == *in)) return i;
+    if (bytes_.free_list(i).stream() == stream && (!in || proofs_.capture(i) == *in)) return i;
   }
   return std::nullopt;
 }
 
-std::size_t StreamMemory::ViewFor(StreamId stream, std::optional<CaptureId> in) {
+std::size_t StreamMemory::FreeListFor(StreamId stream, std::optional<CaptureId> in) {
   if (*scope_ == ScopeKind::kCapture) {
-    if (several_streams_) return ProvenView(stream);
+    if (several_streams_) return ProvenFreeList(stream);
     if (bytes_.stream_count() == 0) {
       sole_capture_ = in;
-      return AddView(stream);
+      return AddFreeList(stream);
     }
-    if (bytes_.view(0).stream() == stream && in == sole_capture_) return 0;
+    if (bytes_.free_list(0).stream() == stream && in == sole_capture_) return 0;
     ExpectSeveralStreams();
-    return ProvenView(stream);
+    return ProvenFreeList(stream);
   }
-  const std::optional<std::size_t> view = FindView(stream);
-  return view ? *view : AddView(stream);
+  const std::optional<std::size_t> list = FindFreeList(stream);
+  return list ? *list : AddFreeList(stream);
 }
 
-// A view of a stream that has none yet in this scope, or none in its capture. Throws with nothing
-// changed.
-std::size_t StreamMemory::AddView(StreamId stream) {
+// A free list of a stream that has none yet in this scope, or none in its capture. Throws with
+// nothing changed.
+std::size_t StreamMemory::AddFreeList(StreamId stream) {
   if (replays_) WaitForReplays(stream);
   const FenceId own = fences_.ForStream(stream, *scope_ == ScopeKind::kEager);
   ReserveMore(tenures_, 1);
-  bytes_.AddView(stream, own);
+  bytes_.AddFreeList(stream, own);
   fences_.Renew(own);  // so it is the stream's until the scope ends
   tenures_.push_back(++last_tenure_);
   return tenures_.size() - 1;
@@ -221,8 +222,8 @@ std::optional<FenceId> StreamMemory::ChooseFence(const LiveBlock& live, bool may
   return ProofFence(of, owner);
 }
 
-// Whether the block's streams are known, without asking, to be in the capture until it ends: then it
-// does not matter when they are asked where they stand.
+// Whether the block's streams are known, without asking, to be in the capture until it ends: then
+// it does not matter when they are asked where they stand.
 bool StreamMemory::StaysInCapture(const LiveBlock& live) const {
   const auto is_known = [&](StreamId stream) { return IsKnownToCapture(stream); };
   if (live.is_alone() && !several_streams_) return true;
@@ -240,7 +241,7 @@ FenceId StreamMemory::FenceFor(const LiveBlock& live) {
 // Whether the stream is part of the capture, known without asking: from one that is the scope's
 // only capture no stream gets away before its end.
 bool StreamMemory::IsKnownToCapture(StreamId stream) const {
-  return capture_ != kNoCapture && !several_captures_ && FindView(stream, capture_);
+  return capture_ != kNoCapture && !several_captures_ && FindFreeList(stream, capture_);
 }
 
 // The capture that what the stream does now is part of; kNoCapture if it is of none, or that is not

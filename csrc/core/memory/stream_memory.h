@@ -8,11 +8,11 @@
 // stream must come after to take them: later work of the same streams has nothing to do with them.
 //
 // invariants:
-//   proofs_.stream_count() == 0  or  one of its streams for each view, in their order
+//   proofs_.stream_count() == 0  or  one of its streams for each free list, in their order
 //   proofs_.stream_count() > 0  =>  a capture of several streams is under way
-//   the view of one of these streams passes a proof fence   =>  it is proven to the stream
-//   it is proven to the stream, and its owner lends to that  =>  the view passes it
-//   no scope is open  =>  no stream has a view, and no block waits to be given
+//   the free list of one of these streams passes a proof fence   =>  it is proven to the stream
+//   it is proven to the stream, and its owner lends to that  =>  the free list passes it
+//   no scope is open  =>  no stream has a free list, and no block waits to be given
 //   the used nodes of the space  ==  those of live blocks and of freed ones that wait to be given
 #pragma once
 
@@ -45,7 +45,8 @@ struct Others {
   }
 };
 
-// A block that lives in a pool. A cache line, since a free of one among many blocks has to fetch it.
+// A block that lives in a pool. A cache line, since a free of one among many blocks has to fetch
+// it.
 struct alignas(64) LiveBlock {
   Block block;
   Site site;
@@ -101,8 +102,8 @@ class StreamMemory {
   // --- Blocks ---
 
   // What the block's stream, which is in that capture, may take for it now (Pool::Allocate()); the
-  // block is told its view. Room is made for one SharedSpace::Take(). pre: a scope is open.
-  FreeView& BeginTake(LiveBlock& live, std::optional<CaptureId> in);
+  // block is told its free list. Room is made for one SharedSpace::Take(). pre: a scope is open.
+  FreeList& BeginTake(LiveBlock& live, std::optional<CaptureId> in);
 
   // Behind what the bytes of a block must stay that is freed now; Give() does not throw then. pre:
   // no other thread captures.
@@ -144,9 +145,9 @@ class StreamMemory {
   bool InOthersCapture() const {
     return scope_ == ScopeKind::kCapture && thread_ != std::this_thread::get_id();
   }
-  std::optional<std::size_t> FindView(StreamId stream, std::optional<CaptureId> in = {}) const;
-  std::size_t ViewFor(StreamId stream, std::optional<CaptureId> in);
-  std::size_t AddView(StreamId stream);
+  std::optional<std::size_t> FindFreeList(StreamId stream, std::optional<CaptureId> in = {}) const;
+  std::size_t FreeListFor(StreamId stream, std::optional<CaptureId> in);
+  std::size_t AddFreeList(StreamId stream);
   std::optional<std::size_t> FindTenure(const LiveBlock& live) const;
   void WaitForReplays(StreamId stream);
   void HoldCaptured();
@@ -163,8 +164,8 @@ class StreamMemory {
 
   // stream_memory_proofs.cc
   void ExpectSeveralStreams();
-  std::size_t ProvenView(StreamId stream);
-  std::size_t AddProvenView(StreamId stream);
+  std::size_t ProvenFreeList(StreamId stream);
+  std::size_t AddProvenFreeList(StreamId stream);
   void Forfeit(std::size_t number);
   FenceId ProofFence(CaptureId of, std::optional<std::size_t> owner);
   CaptureId CollectFrontiers(const LiveBlock& live);
@@ -189,9 +190,9 @@ class StreamMemory {
   // Whether a live block may be behind a fence.
   bool some_are_behind_ = false;
 
-  // By view: what names the stream in the blocks that it allocates. A tenure lasts until the scope
-  // ends, or until the stream forfeits what it owns. None is used again, so that no block is to be
-  // told when one is over.
+  // By free list: what names the stream in the blocks that it allocates. A tenure lasts until the
+  // scope ends, or until the stream forfeits what it owns. None is used again, so that no block is
+  // to be told when one is over.
   std::vector<uint32_t> tenures_;
   uint32_t last_tenure_ = 0;
 

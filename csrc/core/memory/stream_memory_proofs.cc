@@ -14,9 +14,9 @@ void StreamMemory::ExpectSeveralStreams() {
     several_streams_ = true;
     return;
   }
-  FreeView& view = bytes_.view(0);
-  driver_.Capture(view.stream(), &frontier_);
-  const FenceId own = view.own_fence();
+  FreeList& list = bytes_.free_list(0);
+  driver_.Capture(list.stream(), &frontier_);
+  const FenceId own = list.own_fence();
   // Nothing that it captures now comes behind what it left in a capture that is over.
   const bool has_left = sole_capture_.value_or(frontier_.capture) != frontier_.capture;
   const bool is_capturing = frontier_.capture != kNoCapture && !has_left;
@@ -36,24 +36,24 @@ void StreamMemory::ExpectSeveralStreams() {
   several_captures_ |= has_left;
   if (opens) {
     bytes_.Open(std::span(&own, 1));
-    view.SetPasses(own, true);  // what the stream comes to free behind it
+    list.SetPasses(own, true);  // what the stream comes to free behind it
   } else if (is_capturing || has_left) {
     fences_.MakeProof(own);
   }
 }
 
-// The number of a stream's view, which has all that is proven to it by now.
-std::size_t StreamMemory::ProvenView(StreamId stream) {
+// The number of a stream's free list, which has all that is proven to it by now.
+std::size_t StreamMemory::ProvenFreeList(StreamId stream) {
   driver_.Capture(stream, &frontier_);
   NoteCapture(frontier_.capture);
-  std::optional<std::size_t> number = FindView(stream, frontier_.capture);
-  if (!number) number = AddProvenView(stream);
+  std::optional<std::size_t> number = FindFreeList(stream, frontier_.capture);
+  if (!number) number = AddProvenFreeList(stream);
   ReserveOpening();
   const std::span<const FenceId> proven = proofs_.Advance(*number, frontier_);
   if (proofs_.must_forfeit(*number)) {
     Forfeit(*number);
   } else {
-    bytes_.SetPasses(bytes_.view(*number), proven, true);
+    bytes_.SetPasses(bytes_.free_list(*number), proven, true);
     proofs_.HandOver(*number);
   }
   return *number;
@@ -63,21 +63,21 @@ std::size_t StreamMemory::ProvenView(StreamId stream) {
 // have given itself again since, by its order, which is no proof any more either. So it leaves
 // behind all that it had until now. Throws with nothing changed.
 void StreamMemory::Forfeit(std::size_t number) {
-  FreeView& view = bytes_.view(number);
+  FreeList& list = bytes_.free_list(number);
   std::vector<FenceId> fences;
   for (uint32_t i = 0; i < fences_.limit(); ++i) {
-    if (proofs_.Contains(FenceId{i}) && view.Passes(FenceId{i})) fences.push_back(FenceId{i});
+    if (proofs_.Contains(FenceId{i}) && list.Passes(FenceId{i})) fences.push_back(FenceId{i});
   }
   tenures_[number] = ++last_tenure_;
-  bytes_.SetPasses(view, fences, false);
+  bytes_.SetPasses(list, fences, false);
   proofs_.Forfeit(number);
 }
 
-// A view of the stream in the capture of `frontier`. Throws with nothing changed.
-std::size_t StreamMemory::AddProvenView(StreamId stream) {
+// A free list of the stream in the capture of `frontier`. Throws with nothing changed.
+std::size_t StreamMemory::AddProvenFreeList(StreamId stream) {
   const std::size_t number = proofs_.AddStream(frontier_.capture);
   try {
-    AddView(stream);
+    AddFreeList(stream);
   } catch (...) {
     proofs_.RemoveLastStream();
     throw;
@@ -90,10 +90,11 @@ FenceId StreamMemory::ProofFence(CaptureId of, std::optional<std::size_t> owner)
   if (nodes_.empty()) return FenceId::kOpen;  // the capture has nothing yet that could use it
   if (const auto last = proofs_.LastLike(of, nodes_, owner)) return *last;
   const FenceId fence = fences_.ForProof();
-  for (std::size_t i = 0; i < bytes_.stream_count(); ++i) bytes_.view(i).MakeRoomForFence(fence);
+  for (std::size_t i = 0; i < bytes_.stream_count(); ++i)
+    bytes_.free_list(i).MakeRoomForFence(fence);
   proofs_.Add(fence, of, nodes_, owner);
   for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
-    bytes_.view(i).SetPasses(fence, proofs_.IsLent(fence, i));
+    bytes_.free_list(i).SetPasses(fence, proofs_.IsLent(fence, i));
   }
   return fence;
 }
@@ -130,14 +131,14 @@ void StreamMemory::ForgetProofs() {
   proofs_.Clear();
 }
 
-// Each view passes what is lent to its stream.
+// Each free list passes what is lent to its stream.
 void StreamMemory::CheckProofs() const {
   bytes_.space().ForEachNode([&](NodeId id) {
     const FenceId fence = bytes_.space().node(id).fence;
     if (!proofs_.Contains(fence)) return;
     for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
       if (proofs_.must_forfeit(i) || !proofs_.IsHandedOver(i)) continue;
-      const bool passes = bytes_.view(i).Passes(fence);
+      const bool passes = bytes_.free_list(i).Passes(fence);
       CGP_CHECK(passes ? proofs_.IsProven(fence, i) : !proofs_.IsLent(fence, i));
     }
   });

@@ -32,20 +32,20 @@ struct Choice {
 
 // The best choice in the range of those that take at most `most_whole` whole pages; of equals with
 // `in_edge` one that begins in an edge.
-std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
+std::optional<Choice> ChooseInRange(FreeList& list, uint64_t length, RangeId id,
                                     uint64_t most_whole, bool in_edge, const TakersOf& takers) {
-  const RangeTable& ranges = view.ranges();
-  const uint64_t page = view.page_size().count();
+  const RangeTable& ranges = list.ranges();
+  const uint64_t page = list.page_size().count();
   const RangeTable::Range& range = ranges.range(id);
   std::optional<Choice> best;
-  for (const FreeRun& run : view.Runs(id)) {
+  for (const FreeRun& run : list.Runs(id)) {
     if (run.length < length / page) continue;
     const uint64_t first = Index(run.begin) * page;
     const uint64_t last = Index(run.end()) * page;
     uint64_t low = first;
-    if (run.begin != range.begin()) low -= view.Tail(ranges.page_at(run.begin - 1)).count();
+    if (run.begin != range.begin()) low -= list.Tail(ranges.page_at(run.begin - 1)).count();
     uint64_t high = last;
-    if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
+    if (run.end() != range.end()) high += list.Head(ranges.page_at(run.end())).count();
     if (high - low < length) continue;
     const auto behind = [&](uint64_t end) { return (std::min(end, last) + page - 1) / page; };
     const auto consider = [&](uint64_t start) {
@@ -70,10 +70,10 @@ std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
 
 }  // namespace
 
-std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Granules length) {
+std::optional<uint64_t> WholePagesAt(const FreeList& list, Placement start, Granules length) {
   // The parts of a first and of a last page, and the full pages between them.
-  const RangeTable& ranges = view.ranges();
-  const uint64_t page = view.page_size().count();
+  const RangeTable& ranges = list.ranges();
+  const uint64_t page = list.page_size().count();
   const uint64_t offset = start.offset;
   const uint64_t head = offset > 0 ? std::min(length.count(), page - offset) : 0;
   const uint64_t full = (length.count() - head) / page;
@@ -84,32 +84,32 @@ std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Gran
   if (behind_full + (tail > 0 ? 1 : 0) > Index(range.end())) return std::nullopt;
 
   const auto slot = [](uint64_t index) { return SlotId{static_cast<uint32_t>(index)}; };
-  if (!view.AllFree(slot(first_full), slot(behind_full))) return std::nullopt;
+  if (!list.AllFree(slot(first_full), slot(behind_full))) return std::nullopt;
   uint64_t whole = full;
   const auto take_part = [&](SlotId of, uint64_t from, uint64_t part) {
     if (part == 0) return true;
     const PageId id = ranges.page_at(of);
-    whole += view.IsWhole(id) ? 1 : 0;
-    return view.IsFree(id, Granules(from), Granules(part));
+    whole += list.IsWhole(id) ? 1 : 0;
+    return list.IsFree(id, Granules(from), Granules(part));
   };
   if (!take_part(start.slot, offset, head) || !take_part(slot(behind_full), 0, tail))
     return std::nullopt;
   return whole;
 }
 
-std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
+std::optional<Placement> FindMapped(FreeList& list, Granules length, Slack slack,
                                     const TakersOf& takers) {
   const auto many_edges = [&] {
-    const FreeHandles& handles = view.Handles();
+    const FreeHandles& handles = list.Handles();
     return handles.heads.size() + handles.tails.size() > kManyEdges;
   };
   // Asking brings the handles up to date, so blocks that need no answer do not ask.
-  const bool in_edge = length < view.page_size() || (!takers && On("edges") && many_edges());
-  const auto whole_pages = static_cast<uint32_t>(length / view.page_size());
-  const uint64_t remainder = (length % view.page_size()).count();
+  const bool in_edge = length < list.page_size() || (!takers && On("edges") && many_edges());
+  const auto whole_pages = static_cast<uint32_t>(length / list.page_size());
+  const uint64_t remainder = (length % list.page_size()).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
   if (remainder != 0 && slack == Slack::kNone &&
-      ChooseEdges(view.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
+      ChooseEdges(list.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
     --most_whole;
 
   uint32_t threshold = whole_pages;
@@ -119,9 +119,9 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
   std::optional<Choice> best;
   while (!best || ranges_left > 0) {
     --ranges_left;
-    const std::optional<RangeId> id = view.OldestMayHold(threshold, from);
+    const std::optional<RangeId> id = list.OldestMayHold(threshold, from);
     if (!id) break;
-    const auto choice = ChooseInRange(view, length.count(), *id, most_whole, in_edge, takers);
+    const auto choice = ChooseInRange(list, length.count(), *id, most_whole, in_edge, takers);
     if (choice && (!best || choice->BetterThan(*best))) best = choice;
     from = *id + 1;
     if (remainder != 0 && --searches_left == 0) {
@@ -130,26 +130,26 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
     }
   }
   if (!best) return std::nullopt;
-  return Placement::OfGranule(best->start, view.page_size());
+  return Placement::OfGranule(best->start, list.page_size());
 }
 
-std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers) {
-  const RangeTable& ranges = view.ranges();
+std::optional<PageId> WholePageToBreak(const FreeList& list, const TakersOf& takers) {
+  const RangeTable& ranges = list.ranges();
   constexpr int kPagesLookedAt = 64;  // enough to choose well, and a bound on the time
   std::optional<PageId> best;
   std::tuple<uint32_t, uint32_t, std::size_t> least;
   int left = kPagesLookedAt;
-  for (auto page = view.NextWhole(PageId{0}); page && left > 0; --left) {
+  for (auto page = list.NextWhole(PageId{0}); page && left > 0; --left) {
     const PageId end = ranges.handle_end(*page);
     const uint32_t pages = ranges.handle_pages(*page);
-    const bool breaks = pages > 1 && view.AreWhole(ranges.handle_begin(*page), end);
+    const bool breaks = pages > 1 && list.AreWhole(ranges.handle_begin(*page), end);
     const std::tuple harm{breaks ? pages : 0, takers ? takers(*page) : 0,
                           ranges.slots_of(*page).size()};
     if (!best || harm < least) {
       best = page;
       least = harm;
     }
-    page = view.NextWhole(breaks ? end : *page + 1);
+    page = list.NextWhole(breaks ? end : *page + 1);
   }
   return best;
 }

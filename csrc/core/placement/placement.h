@@ -1,5 +1,5 @@
 // The decision: where a block goes, of the steps in docs/design.md, section 4. Its step 1, the best
-// fit of a block below a page, is free_view.h's; step 2 is in placement.cc; what to map so that a
+// fit of a block below a page, is free_list.h's; step 2 is in placement.cc; what to map so that a
 // block fits, steps 3 to 5, in placement_growth.cc.
 //
 // A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no edge
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/base/units.h"
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 #include "core/memory/range_table.h"
 
 namespace cgp {
@@ -32,23 +32,23 @@ constexpr bool On(const char*) { return true; }
 // How many whole pages more than `ideal` a block may take.
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
-// How many whole pages [start, start + length) takes; nullopt unless the view's stream may take all
-// of it. O(words of the slots, and nodes of two pages). pre: start is mapped.
-std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Granules length);
+// How many whole pages [start, start + length) takes; nullopt unless the free list's stream may
+// take all of it. O(words of the slots, and nodes of two pages). pre: start is mapped.
+std::optional<uint64_t> WholePagesAt(const FreeList& list, Placement start, Granules length);
 
 // How many streams may take all of a page.
 using TakersOf = std::function<uint32_t(PageId)>;
 
 // Step 2: the oldest range where it fits; with `takers`, of equal places the one whose pages the
-// fewest streams may take, since the others are left with more. Nothing is changed but the exactness
-// of run bounds.
-std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
+// fewest streams may take, since the others are left with more. Nothing is changed but the
+// exactness of run bounds.
+std::optional<Placement> FindMapped(FreeList& list, Granules length, Slack slack,
                                     const TakersOf& takers = {});
 
 // The whole page to break up for a block below a page: one whose handle has no other page or is in
 // use already, else one of the smallest handle; of those, with `takers`, the one that the fewest
 // streams may take; of those the one that stands in the fewest ranges, which costs the fewest runs.
-std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers = {});
+std::optional<PageId> WholePageToBreak(const FreeList& list, const TakersOf& takers = {});
 
 // --- What to map ---
 
@@ -106,8 +106,8 @@ std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t length, En
 
 // The most pages that a new handle may have in a pool of so many pages: the driver's price is per
 // handle, but what is mapped whole is also lost whole to the middle of a range as long as a page of
-// it is in use. And at most half of `together`, the new pages that are made for one block: blocks of
-// few pages would break larger ones.
+// it is in use. And at most half of `together`, the new pages that are made for one block: blocks
+// of few pages would break larger ones.
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together);
 
 // Of how many ranges, the newest, the ends are looked at, and how many of these, those with most
@@ -133,6 +133,6 @@ struct GrowthPlan {
   std::optional<MappingPlan> MappingAhead(const RangeTable& ranges, uint32_t most_pages) const;
 };
 
-GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, bool several_streams);
+GrowthPlan PlanGrowth(FreeList& list, Granules length, Slack slack, bool several_streams);
 
 }  // namespace cgp

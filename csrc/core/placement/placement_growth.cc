@@ -20,13 +20,13 @@ struct Stretch {
 
 class GrowthPlanner {
  public:
-  GrowthPlanner(FreeView& view, Granules length, Slack slack, bool several_streams)
-      : view_(view),
-        ranges_(view.ranges()),
-        page_(view.page_size().count()),
+  GrowthPlanner(FreeList& list, Granules length, Slack slack, bool several_streams)
+      : list_(list),
+        ranges_(list.ranges()),
+        page_(list.page_size().count()),
         length_(length.count()),
         several_streams_(several_streams),
-        free_(view.Handles()),
+        free_(list.Handles()),
         fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
         most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
 
@@ -68,11 +68,11 @@ class GrowthPlanner {
 
   End EndOf(RangeId id, bool at_front) const {
     const RangeTable::Range& range = ranges_.range(id);
-    const uint32_t slots = view_.FreeAtEnd(id, at_front);
+    const uint32_t slots = list_.FreeAtEnd(id, at_front);
     uint64_t reused = slots * page_;
     if (slots < range.mapped()) {
-      const Granules edge = at_front ? view_.Head(ranges_.page_at(range.begin() + slots))
-                                     : view_.Tail(ranges_.page_at(range.end() - 1 - slots));
+      const Granules edge = at_front ? list_.Head(ranges_.page_at(range.begin() + slots))
+                                     : list_.Tail(ranges_.page_at(range.end() - 1 - slots));
       reused += edge.count();
     }
     if (reused < length_) return {id, at_front, reused, reused / page_};
@@ -217,7 +217,7 @@ class GrowthPlanner {
     return plan;
   }
 
-  FreeView& view_;
+  FreeList& list_;
   const RangeTable& ranges_;
   const uint64_t page_;    // in granules
   const uint64_t length_;  // in granules
@@ -267,8 +267,8 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
   return ahead;
 }
 
-GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, bool several_streams) {
-  return GrowthPlanner(view, length, slack, several_streams).Plan();
+GrowthPlan PlanGrowth(FreeList& list, Granules length, Slack slack, bool several_streams) {
+  return GrowthPlanner(list, length, slack, several_streams).Plan();
 }
 
 }  // namespace cgp

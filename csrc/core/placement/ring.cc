@@ -12,7 +12,7 @@ constexpr int kLookedAt = 4096;
 
 }  // namespace
 
-Placement Ring::Place(FreeView& view, Granules length, bool is_first, bool takes_whole) {
+Placement Ring::Place(FreeList& list, Granules length, bool is_first, bool takes_whole) {
   const uint64_t granules = length.count();
   uint64_t start = Fit(next_, granules);
   if (End() - start < granules) start = Fit(Begin(), granules);
@@ -31,7 +31,7 @@ Placement Ring::Place(FreeView& view, Granules length, bool is_first, bool takes
     }
     const bool is_new = !range_;
     if (is_new) pages = std::max(pages, PagesFor(length, space().page_size()));
-    Grow(view, pages, takes_whole);
+    Grow(list, pages, takes_whole);
     if (is_new) start = Begin();
   }
   next_ = start + granules;
@@ -84,11 +84,11 @@ uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
   return start;
 }
 
-void Ring::Grow(FreeView& view, uint64_t pages, bool takes_whole) {
+void Ring::Grow(FreeList& list, uint64_t pages, bool takes_whole) {
   MappingPlan plan{
       .range = range_, .room = RangeTable::kRoomOfFirst + 2 * ranges_.page_count(), .handles = {}};
   uint64_t missing = pages;
-  for (const auto& [count, handle] : view.Handles().wholes) {
+  for (const auto& [count, handle] : list.Handles().wholes) {
     if (!takes_whole || missing == 0) break;
     const NodeId id = space().first(handle);
     const bool open =

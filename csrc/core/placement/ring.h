@@ -6,15 +6,15 @@
 //                   ^ next_
 //
 // What is free there is behind FenceId::kRing, which no stream passes: all else finds its places
-// free, wherever in the ring these blocks are. Once it has room for all of them, and for those of one
-// capture twice, captures that are made again map nothing.
+// free, wherever in the ring these blocks are. Once it has room for all of them, and for those of
+// one capture twice, captures that are made again map nothing.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 
 #include "core/base/units.h"
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 
@@ -41,9 +41,9 @@ class Ring {
   }
 
   // Where a block goes. The first of its kind brings room for those of one capture beside the ones
-  // before, and for what a block leaves where it does not fit. `takes_whole`: pages that are open as
-  // a whole come before new ones. A failing driver call throws with nothing changed.
-  Placement Place(FreeView& view, Granules length, bool is_first, bool takes_whole);
+  // before, and for what a block leaves where it does not fit. `takes_whole`: pages that are open
+  // as a whole come before new ones. A failing driver call throws with nothing changed.
+  Placement Place(FreeList& list, Granules length, bool is_first, bool takes_whole);
 
  private:
   // Bytes from one place to another.
@@ -55,7 +55,7 @@ class Ring {
   Stretch StretchAt(uint64_t place) const;
   void Claim(uint64_t begin, uint64_t end);
   uint64_t Fit(uint64_t from, uint64_t length) const;
-  void Grow(FreeView& view, uint64_t pages, bool takes_whole);
+  void Grow(FreeList& list, uint64_t pages, bool takes_whole);
   const PageSpace& space() const { return memory_.bytes().space(); }
   uint64_t page() const { return space().page_size().count(); }
   SlotId SlotAt(uint64_t place) const { return SlotId{static_cast<uint32_t>(place / page())}; }

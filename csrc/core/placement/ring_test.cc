@@ -24,8 +24,8 @@ class RingTest : public ::testing::Test {
     LiveBlock live;
     live.block = {.bytes = length * kGranuleBytes, .stream = StreamId{1}};
     if (!memory_.scope()) memory_.BeginScope(ScopeKind::kCapture, true);
-    FreeView& view = memory_.BeginTake(live, {});
-    const Placement place = ring_.Place(view, Granules(length), is_first, takes_whole);
+    FreeList& list = memory_.BeginTake(live, {});
+    const Placement place = ring_.Place(list, Granules(length), is_first, takes_whole);
     live.site = {place};
     EXPECT_TRUE(ring_.Holds(place.slot));
     memory_.bytes().Take(live.site, live.length());
@@ -97,12 +97,12 @@ TEST_F(RingTest, WhatWaitsForAnotherStreamDoesSoWhenTheRingIsGone) {
   memory_.DissolveRing();
   LiveBlock live;
   live.block.stream = StreamId{1};
-  const FreeView& view = memory_.BeginTake(live, {});
+  const FreeList& list = memory_.BeginTake(live, {});
   const auto page = [&](uint32_t slot) {
     return ranges_.page_at(ranges_.range(RangeId{0}).begin() + slot);
   };
-  EXPECT_FALSE(view.IsWhole(page(0)));
-  EXPECT_TRUE(view.IsWhole(page(1)));
+  EXPECT_FALSE(list.IsWhole(page(0)));
+  EXPECT_TRUE(list.IsWhole(page(1)));
 }
 
 TEST_F(RingTest, AFullRangeMakesWayForAnother) {

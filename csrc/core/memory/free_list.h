@@ -13,8 +13,8 @@
 //
 // A page that becomes whole, or no longer is, flips one bit for each slot that shows it, when a
 // search comes by: most large blocks are freed before that. How long a range's longest run of free
-// slots has become is worked out only when the search looks at it. Until then the range has an upper
-// bound:
+// slots has become is worked out only when the search looks at it. Until then the range has an
+// upper bound:
 //
 //     a slot is in free_slots_  <=>  its page is in shown_
 //     a page that is not in stale_ is in shown_  <=>  it is whole
@@ -82,16 +82,16 @@ struct FreeRun {
   SlotId end() const { return begin + length; }
 };
 
-class FreeView {
+class FreeList {
  public:
-  // A view for `stream`, which may take what is open, what is behind `own`, and what it is
+  // A free list for `stream`, which may take what is open, what is behind `own`, and what it is
   // granted.
-  FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own);
+  FreeList(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own);
 
   StreamId stream() const { return stream_; }
   FenceId own_fence() const { return own_; }
 
-  // Hands the view to another stream. pre: it passes kOpen alone; it is yet to pass `own`.
+  // Hands the free list to another stream. pre: it passes kOpen alone; it is yet to pass `own`.
   void Assign(StreamId stream, FenceId own) {
     stream_ = stream;
     own_ = own;
@@ -136,9 +136,9 @@ class FreeView {
   // `old_page_count` on are new.
   void IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count);
 
-  // Calls function(first node) for the chains of at least `length` in pages that are partly used, as
-  // long as that returns true: the shortest first, those in pages of small blocks alone before the
-  // others.
+  // Calls function(first node) for the chains of at least `length` in pages that are partly used,
+  // as long as that returns true: the shortest first, those in pages of small blocks alone before
+  // the others.
   template <typename Function>
   void ForEachFit(Granules length, Function&& function) const {
     const auto page = static_cast<uint32_t>(page_size().count());

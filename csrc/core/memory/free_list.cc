@@ -1,4 +1,4 @@
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace cgp {
 
-FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
+FreeList::FreeList(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
     : space_(space), ranges_(ranges), stream_(stream), own_(own) {
   SetPasses(FenceId::kOpen, true);
   SetPasses(own, true);
@@ -18,13 +18,13 @@ FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId st
   Rebuild();
 }
 
-void FreeView::SetPasses(FenceId fence, bool passes) {
+void FreeList::SetPasses(FenceId fence, bool passes) {
   if (Passes(fence) == passes) return;
   if (passes_.size() <= Index(fence)) passes_.resize(Index(fence) + std::size_t{1});
   passes_[Index(fence)] = passes;
 }
 
-void FreeView::Rebuild() {
+void FreeList::Rebuild() {
   for (IndexSet* const set :
        {&filled_bins_, &whole_pages_, &free_slots_, &shown_, &stale_, &changed_}) {
     set->Clear();
@@ -49,19 +49,19 @@ void FreeView::Rebuild() {
   }
 }
 
-void FreeView::UnindexNodes(PageId page, NodeId first, NodeId last) {
+void FreeList::UnindexNodes(PageId page, NodeId first, NodeId last) {
   ForEachChain(first, last,
                [&](NodeId start, uint32_t length) { UnlinkChain(page, start, length); });
 }
 
-void FreeView::IndexNodes(PageId page, NodeId first, NodeId last) {
+void FreeList::IndexNodes(PageId page, NodeId first, NodeId last) {
   // Not up to the space's capacity: an allocation that failed may have made room there alone, and
   // what is freed next finds that it needs no more.
   if (links_.size() < space_.node_limit()) MakeRoomForNodes();
   ForEachChain(first, last, [&](NodeId start, uint32_t length) { LinkChain(page, start, length); });
 }
 
-void FreeView::UnindexPages(PageId begin, PageId end) {
+void FreeList::UnindexPages(PageId begin, PageId end) {
   while (begin < end) {
     const NodeId first = space_.first(begin);
     const PageId stop = std::min(end, space_.end(first));
@@ -75,7 +75,7 @@ void FreeView::UnindexPages(PageId begin, PageId end) {
 }
 
 // All of the pages become whole, or none of them is any more.
-void FreeView::SetWhole(PageId begin, PageId end, bool whole) {
+void FreeList::SetWhole(PageId begin, PageId end, bool whole) {
   const uint32_t changed = whole_pages_.SetRange(Index(begin), Index(end), whole);
   if (changed == 0) return;
   whole_page_count_ += whole ? changed : 0 - changed;
@@ -84,7 +84,7 @@ void FreeView::SetWhole(PageId begin, PageId end, bool whole) {
 }
 
 // No page is stale any more. O(rows of those that were, and words of the slots that show them).
-void FreeView::RefreshSlots() {
+void FreeList::RefreshSlots() {
   for (auto next = stale_.Next(0); next; next = stale_.Next(*next)) {
     const PageId begin{*next};
     const bool whole = IsWhole(begin);
@@ -105,7 +105,7 @@ void FreeView::RefreshSlots() {
   }
 }
 
-bool FreeView::AllFree(SlotId begin, SlotId end) const {
+bool FreeList::AllFree(SlotId begin, SlotId end) const {
   while (begin < end) {
     const PageId page = ranges_.page_at(begin);
     const PageId stop = std::min(ranges_.RowEnd(page), page + (Index(end) - Index(begin)));
@@ -115,7 +115,7 @@ bool FreeView::AllFree(SlotId begin, SlotId end) const {
   return true;
 }
 
-void FreeView::RaiseBound(SlotId slot) {
+void FreeList::RaiseBound(SlotId slot) {
   const RangeId range = ranges_.range_of(slot);
   const uint32_t mapped = ranges_.range(range).mapped();
   run_bounds_[Index(range)] = mapped;
@@ -123,7 +123,7 @@ void FreeView::RaiseBound(SlotId slot) {
   of_group = std::max(of_group, mapped);
 }
 
-void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
+void FreeList::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
   MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
   for (uint32_t i = 0; i < count; ++i) {
     const SlotId slot = first + i;
@@ -134,7 +134,7 @@ void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_coun
   IndexPages(PageId{old_page_count}, PageId{space_.page_count()});
 }
 
-void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
+void FreeList::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
   MakeRoomForNodes();
   const uint32_t pages = space_.page_count() + more_pages;
   for (IndexSet* const set : {&whole_pages_, &changed_, &shown_, &stale_}) set->Resize(pages);
@@ -146,7 +146,7 @@ void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
   group_bounds_.resize(groups);  // last: it says whether there is room
 }
 
-std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) {
+std::optional<RangeId> FreeList::OldestMayHold(uint32_t pages, RangeId from) {
   RefreshSlots();
   for (uint32_t range = Index(from); range < ranges_.range_count();) {
     const uint32_t group = range / kRangeGroup;
@@ -163,7 +163,7 @@ std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) {
   return std::nullopt;
 }
 
-const std::vector<FreeRun>& FreeView::Runs(RangeId id) {
+const std::vector<FreeRun>& FreeList::Runs(RangeId id) {
   RefreshSlots();
   const RangeTable::Range& range = ranges_.range(id);
   const uint32_t limit = Index(range.end());
@@ -179,7 +179,7 @@ const std::vector<FreeRun>& FreeView::Runs(RangeId id) {
   return runs_;
 }
 
-uint32_t FreeView::FreeAtEnd(RangeId id, bool at_front) {
+uint32_t FreeList::FreeAtEnd(RangeId id, bool at_front) {
   RefreshSlots();
   const uint32_t begin = Index(ranges_.range(id).begin());
   const uint32_t end = Index(ranges_.range(id).end());
@@ -187,31 +187,31 @@ uint32_t FreeView::FreeAtEnd(RangeId id, bool at_front) {
                   : end - free_slots_.LastRun(begin, end);
 }
 
-std::optional<PageId> FreeView::NextWhole(PageId from) const {
+std::optional<PageId> FreeList::NextWhole(PageId from) const {
   const std::optional<uint32_t> page = whole_pages_.Next(Index(from));
   return page ? std::optional(PageId{*page}) : std::nullopt;
 }
 
-Granules FreeView::Head(PageId page) const {
+Granules FreeList::Head(PageId page) const {
   if (IsWhole(page)) return space_.page_size();
   const NodeId first = space_.first(page);
   return Available(first) ? ChainLength(first) : Granules(0);
 }
 
-Granules FreeView::Tail(PageId page) const {
+Granules FreeList::Tail(PageId page) const {
   if (IsWhole(page)) return space_.page_size();
   const NodeId last = space_.last(page);
   return Available(last) ? ChainLength(ChainStart(last)) : Granules(0);
 }
 
-Granules FreeView::ChainLength(NodeId start) const {
+Granules FreeList::ChainLength(NodeId start) const {
   const NodeId end = ChainEnd(start);
   const uint64_t limit =
       end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
   return Granules(limit - space_.node(start).offset);
 }
 
-bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
+bool FreeList::IsFree(PageId page, Granules offset, Granules length) const {
   if (IsWhole(page)) return true;
   const Granules end = offset + length;
   if (end == space_.page_size()) return Tail(page) >= length;
@@ -222,7 +222,7 @@ bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
   return false;
 }
 
-NodeId FreeView::ChainStart(NodeId id) const {
+NodeId FreeList::ChainStart(NodeId id) const {
   for (NodeId before = space_.node(id).prev; before != NodeId::kNone && Available(before);
        before = space_.node(id).prev) {
     id = before;
@@ -230,7 +230,7 @@ NodeId FreeView::ChainStart(NodeId id) const {
   return id;
 }
 
-NodeId FreeView::ChainEnd(NodeId start) const {
+NodeId FreeList::ChainEnd(NodeId start) const {
   while (start != NodeId::kNone && Available(start)) start = space_.node(start).next;
   return start;
 }
@@ -238,7 +238,7 @@ NodeId FreeView::ChainEnd(NodeId start) const {
 // Calls function(start, length) for the chains that touch [first, last]; of a node of whole pages
 // for one page of it.
 template <typename Function>
-void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) const {
+void FreeList::ForEachChain(NodeId first, NodeId last, Function&& function) const {
   if (space_.IsOfWholePages(first)) {
     if (Available(first)) function(first, static_cast<uint32_t>(page_size().count()));
     return;
@@ -259,12 +259,12 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) cons
 }
 
 // By length in granules: first those in pages of small blocks, then those in others.
-uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
+uint32_t FreeList::BinOf(PageId page, uint32_t length) const {
   return length +
          (space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);
 }
 
-void FreeView::LinkChain(PageId page, NodeId start, uint32_t length) {
+void FreeList::LinkChain(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
     IndexPages(page, page + 1);
     return;
@@ -281,7 +281,7 @@ void FreeView::LinkChain(PageId page, NodeId start, uint32_t length) {
   head = start;
 }
 
-void FreeView::UnlinkChain(PageId page, NodeId start, uint32_t length) {
+void FreeList::UnlinkChain(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
     SetWhole(page, page + 1, false);
     return;
@@ -301,7 +301,7 @@ void FreeView::UnlinkChain(PageId page, NodeId start, uint32_t length) {
 }
 
 // By bin, in order.
-std::vector<std::vector<NodeId>> FreeView::Chains() const {
+std::vector<std::vector<NodeId>> FreeList::Chains() const {
   std::vector<std::vector<NodeId>> chains(bins_.size());
   for (uint32_t bin = 0; bin < bins_.size(); ++bin) {
     NodeId before = NodeId::kNone;
@@ -316,11 +316,11 @@ std::vector<std::vector<NodeId>> FreeView::Chains() const {
 }
 
 // What is yet to be looked at may be stale, so both are compared as a search would find them.
-void FreeView::Check() const {
-  FreeView now = *this;
+void FreeList::Check() const {
+  FreeList now = *this;
   now.RefreshSlots();
   now.Handles();
-  FreeView anew = *this;
+  FreeList anew = *this;
   anew.Rebuild();
   anew.RefreshSlots();
   anew.Handles();
@@ -336,7 +336,7 @@ void FreeView::Check() const {
   }
 }
 
-const FreeHandles& FreeView::Handles() {
+const FreeHandles& FreeList::Handles() {
   // What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
   const auto replace = [](auto& set, PageId handle, uint32_t& known, uint32_t now) {
     if (known == now) return;
@@ -357,7 +357,7 @@ const FreeHandles& FreeView::Handles() {
   return handles_;
 }
 
-FreeView::Offer FreeView::OfferOf(PageId handle) const {
+FreeList::Offer FreeList::OfferOf(PageId handle) const {
   const PageId end = ranges_.handle_end(handle);
   PageId page = handle;
   Granules head;
