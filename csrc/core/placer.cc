@@ -74,8 +74,8 @@ void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
   memory_.bytes().Take(live.site, length);
   known_.Advance(key);
   // One place tells of the ring as well as many.
-  const bool in_ring = InRing(place.slot);
-  if (in_ring) std::erase_if(again, [&](Placement known) { return InRing(known.slot); });
+  const bool in_ring = InRing(place.vpage);
+  if (in_ring) std::erase_if(again, [&](Placement known) { return InRing(known.vpage); });
   KnownPlaces::Add(again, place);
   const bool in_one_page = Granules(place.offset) + length <= page_size();
   if (alike && !in_ring && (length >= page_size() || !in_one_page)) {
@@ -91,7 +91,7 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
   bool in_ring = false;
   for (const Placement place : again) {
     if (free && !turns_since_) break;
-    if (InRing(place.slot)) {
+    if (InRing(place.vpage)) {
       in_ring = true;
     } else if (!free && On("known-again") && WholePagesAt(list, place, length)) {
       free = place;
@@ -172,11 +172,11 @@ Site Placer::FindSmall(FreeList& list, Granules length, Slack slack) {
   const auto find = [&]() -> std::optional<Site> {
     if (const std::optional<NodeId> chain = FindChain(list, length)) {
       const PageSpace::Node& node = space().node(*chain);
-      return Site{{ranges_.slots_of(node.page).front(), node.offset}, *chain};
+      return Site{{ranges_.vpages_of(node.page).front(), node.offset}, *chain};
     }
     const auto page = breaks ? WholePageToBreak(list, Takers()) : std::nullopt;
     if (!page) return std::nullopt;
-    return Site{{ranges_.slots_of(*page).front()}};
+    return Site{{ranges_.vpages_of(*page).front()}};
   };
   std::optional<Site> found = find();
   if (!found && memory_.Poll()) found = find();

@@ -26,13 +26,13 @@ class Placer {
       : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks), ring_(ranges, memory) {}
 
   void BeginScope(ScopeKind kind);
-  // Slots have other numbers now.
+  // Virtual pages have other numbers now.
   void Forget() {
     known_.Forget();
     ring_.Forget();
   }
 
-  bool InRing(SlotId slot) const { return ring_.Holds(slot); }
+  bool InRing(VirtualPage vpage) const { return ring_.Holds(vpage); }
   // The block that starts there is freed.
   void Freed(Address address) { dropped_ |= address == like_ && !memory_.scope(); }
 

@@ -5,7 +5,8 @@
 // has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
 // behind is that the pool knows fewer places, or holds freed bytes back for longer.
 //
-// It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go (Placer).
+// It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go
+// (Placer).
 //
 // invariants:
 //   stats_.allocated_bytes   == sum of block.bytes over blocks_, requested_bytes likewise
@@ -132,7 +133,7 @@ class Pool {
   void Unlist(const LiveBlock& live);
   uint64_t BytesOf(uint64_t pages) const { return pages * ranges_.page_size().bytes(); }
 
-  std::vector<bool> SlotsInUse() const;
+  std::vector<bool> VpagesInUse() const;
   std::exception_ptr Shrink();
 
   LiveBlocks blocks_;

@@ -26,14 +26,14 @@ void FreeList::SetPasses(FenceId fence, bool passes) {
 
 void FreeList::Rebuild() {
   for (IndexSet* const set :
-       {&filled_bins_, &whole_pages_, &free_slots_, &shown_, &stale_, &changed_}) {
+       {&filled_bins_, &whole_pages_, &free_vpages_, &shown_, &stale_, &changed_}) {
     set->Clear();
   }
   bins_.assign(bins_.size(), NodeId::kNone);
   whole_page_count_ = 0;
   std::ranges::fill(run_bounds_, 0);
   std::ranges::fill(group_bounds_, 0);
-  MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
+  MakeRoomForMapping(0, ranges_.vpage_limit(), ranges_.range_count());
   handles_ = {};
   std::ranges::fill(offers_, Offer{});
   changed_.SetRange(0, space_.page_count(), true);
@@ -83,8 +83,9 @@ void FreeList::SetWhole(PageId begin, PageId end, bool whole) {
   stale_.SetRange(Index(begin), Index(end), true);
 }
 
-// No page is stale any more. O(rows of those that were, and words of the slots that show them).
-void FreeList::RefreshSlots() {
+// No page is stale any more. O(rows of those that were, and words of the virtual pages that show
+// them).
+void FreeList::RefreshVpages() {
   for (auto next = stale_.Next(0); next; next = stale_.Next(*next)) {
     const PageId begin{*next};
     const bool whole = IsWhole(begin);
@@ -98,14 +99,14 @@ void FreeList::RefreshSlots() {
     stale_.SetRange(Index(begin), Index(end), false);
     if (whole == shown) continue;
     shown_.SetRange(Index(begin), Index(end), whole);
-    for (const SlotId slot : ranges_.slots_of(begin)) {
-      free_slots_.SetRange(Index(slot), Index(slot) + (Index(end) - Index(begin)), whole);
-      if (whole) RaiseBound(slot);
+    for (const VirtualPage vpage : ranges_.vpages_of(begin)) {
+      free_vpages_.SetRange(Index(vpage), Index(vpage) + (Index(end) - Index(begin)), whole);
+      if (whole) RaiseBound(vpage);
     }
   }
 }
 
-bool FreeList::AllFree(SlotId begin, SlotId end) const {
+bool FreeList::AllFree(VirtualPage begin, VirtualPage end) const {
   while (begin < end) {
     const PageId page = ranges_.page_at(begin);
     const PageId stop = std::min(ranges_.RowEnd(page), page + (Index(end) - Index(begin)));
@@ -115,31 +116,31 @@ bool FreeList::AllFree(SlotId begin, SlotId end) const {
   return true;
 }
 
-void FreeList::RaiseBound(SlotId slot) {
-  const RangeId range = ranges_.range_of(slot);
+void FreeList::RaiseBound(VirtualPage vpage) {
+  const RangeId range = ranges_.range_of(vpage);
   const uint32_t mapped = ranges_.range(range).mapped();
   run_bounds_[Index(range)] = mapped;
   uint32_t& of_group = group_bounds_[Index(range) / kRangeGroup];
   of_group = std::max(of_group, mapped);
 }
 
-void FreeList::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
-  MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
+void FreeList::IndexMapping(VirtualPage first, uint32_t count, uint32_t old_page_count) {
+  MakeRoomForMapping(0, ranges_.vpage_limit(), ranges_.range_count());
   for (uint32_t i = 0; i < count; ++i) {
-    const SlotId slot = first + i;
-    if (!shown_.Contains(Index(ranges_.page_at(slot)))) continue;
-    free_slots_.Insert(Index(slot));
-    RaiseBound(slot);
+    const VirtualPage vpage = first + i;
+    if (!shown_.Contains(Index(ranges_.page_at(vpage)))) continue;
+    free_vpages_.Insert(Index(vpage));
+    RaiseBound(vpage);
   }
   IndexPages(PageId{old_page_count}, PageId{space_.page_count()});
 }
 
-void FreeList::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
+void FreeList::MakeRoomForMapping(uint32_t more_pages, uint32_t vpages, uint32_t ranges) {
   MakeRoomForNodes();
   const uint32_t pages = space_.page_count() + more_pages;
   for (IndexSet* const set : {&whole_pages_, &changed_, &shown_, &stale_}) set->Resize(pages);
   if (offers_.size() < pages) offers_.resize(pages);
-  free_slots_.Resize(slots);
+  free_vpages_.Resize(vpages);
   const uint32_t groups = ranges / kRangeGroup + 1;
   if (group_bounds_.size() >= groups) return;
   run_bounds_.resize(std::size_t{groups} * kRangeGroup);
@@ -147,7 +148,7 @@ void FreeList::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t 
 }
 
 std::optional<RangeId> FreeList::OldestMayHold(uint32_t pages, RangeId from) {
-  RefreshSlots();
+  RefreshVpages();
   for (uint32_t range = Index(from); range < ranges_.range_count();) {
     const uint32_t group = range / kRangeGroup;
     const uint32_t behind = (group + 1) * kRangeGroup;
@@ -164,27 +165,27 @@ std::optional<RangeId> FreeList::OldestMayHold(uint32_t pages, RangeId from) {
 }
 
 const std::vector<FreeRun>& FreeList::Runs(RangeId id) {
-  RefreshSlots();
+  RefreshVpages();
   const RangeTable::Range& range = ranges_.range(id);
   const uint32_t limit = Index(range.end());
   runs_.clear();
   uint32_t longest = 0;
-  for (auto slot = free_slots_.Next(Index(range.begin())); slot && *slot < limit;) {
-    const uint32_t end = free_slots_.NextMissing(*slot, limit);
-    runs_.push_back({SlotId{*slot}, end - *slot});
-    longest = std::max(longest, end - *slot);
-    slot = free_slots_.Next(end);
+  for (auto vpage = free_vpages_.Next(Index(range.begin())); vpage && *vpage < limit;) {
+    const uint32_t end = free_vpages_.NextMissing(*vpage, limit);
+    runs_.push_back({VirtualPage{*vpage}, end - *vpage});
+    longest = std::max(longest, end - *vpage);
+    vpage = free_vpages_.Next(end);
   }
   run_bounds_[Index(id)] = longest;
   return runs_;
 }
 
 uint32_t FreeList::FreeAtEnd(RangeId id, bool at_front) {
-  RefreshSlots();
+  RefreshVpages();
   const uint32_t begin = Index(ranges_.range(id).begin());
   const uint32_t end = Index(ranges_.range(id).end());
-  return at_front ? free_slots_.NextMissing(begin, end) - begin
-                  : end - free_slots_.LastRun(begin, end);
+  return at_front ? free_vpages_.NextMissing(begin, end) - begin
+                  : end - free_vpages_.LastRun(begin, end);
 }
 
 std::optional<PageId> FreeList::NextWhole(PageId from) const {
@@ -318,16 +319,16 @@ std::vector<std::vector<NodeId>> FreeList::Chains() const {
 // What is yet to be looked at may be stale, so both are compared as a search would find them.
 void FreeList::Check() const {
   FreeList now = *this;
-  now.RefreshSlots();
+  now.RefreshVpages();
   now.Handles();
   FreeList anew = *this;
   anew.Rebuild();
-  anew.RefreshSlots();
+  anew.RefreshVpages();
   anew.Handles();
   CGP_CHECK(now.Chains() == anew.Chains() && now.filled_bins_ == anew.filled_bins_);
   CGP_CHECK(now.whole_pages_ == anew.whole_pages_ && now.shown_ == anew.shown_);
   CGP_CHECK(now.whole_page_count_ == anew.whole_page_count_);
-  CGP_CHECK(now.free_slots_ == anew.free_slots_);
+  CGP_CHECK(now.free_vpages_ == anew.free_vpages_);
   CGP_CHECK(now.offers_ == anew.offers_ && now.handles_ == anew.handles_);
   for (RangeId id{0}; Index(id) < ranges_.range_count(); ++id) {
     anew.Runs(id);

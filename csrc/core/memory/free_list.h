@@ -7,18 +7,18 @@
 //     page   |  used  | open | fence 2 | fence 3 | open |
 //                     [--- chain ------]         [chain]    as the owner of fence 2 sees it
 //
-// A chain that covers its page makes the page *whole*, and free every slot that shows the page; all
-// other chains are in bins by their length, for an exact best fit. Everything here is derived from
-// the PageSpace and the RangeTable and can be rebuilt from them.
+// A chain that covers its page makes the page *whole*, and free every virtual page that shows the
+// page; all other chains are in bins by their length, for an exact best fit. Everything here is
+// derived from the PageSpace and the RangeTable and can be rebuilt from them.
 //
-// A page that becomes whole, or no longer is, flips one bit for each slot that shows it, when a
-// search comes by: most large blocks are freed before that. How long a range's longest run of free
-// slots has become is worked out only when the search looks at it. Until then the range has an
-// upper bound:
+// A page that becomes whole, or no longer is, flips one bit for each virtual page that shows it,
+// when a search comes by: most large blocks are freed before that. How long a range's longest run
+// of free virtual pages has become is worked out only when the search looks at it. Until then the
+// range has an upper bound:
 //
-//     a slot is in free_slots_  <=>  its page is in shown_
+//     a virtual page is in free_vpages_  <=>  its page is in shown_
 //     a page that is not in stale_ is in shown_  <=>  it is whole
-//     run_bounds_[r] >= length of the longest run of r's slots in free_slots_
+//     run_bounds_[r] >= length of the longest run of r's virtual pages in free_vpages_
 //
 // Taking a page leaves the bound valid, freeing one raises it to the range's whole length, looking
 // at the range makes it exact. So each time a search looks at a range in vain, an earlier free has
@@ -74,12 +74,13 @@ struct FreeHandles {
   bool operator==(const FreeHandles&) const = default;
 };
 
-// Consecutive mapped slots of one range whose pages are whole; maximal: its neighbours' are not.
+// Consecutive mapped virtual pages of one range whose pages are whole; maximal: its neighbours' are
+// not.
 struct FreeRun {
-  SlotId begin{};
+  VirtualPage begin{};
   uint32_t length = 0;
 
-  SlotId end() const { return begin + length; }
+  VirtualPage end() const { return begin + length; }
 };
 
 class FreeList {
@@ -107,12 +108,12 @@ class FreeList {
   void SetPasses(FenceId fence, bool passes);
 
   // Makes room for what is about to be told: what follows cannot throw then. For nodes as many as
-  // the space has room for; for so many new pages, in a table of so many slots and ranges; and for
-  // SetPasses() of the fence.
+  // the space has room for; for so many new pages, in a table of so many virtual pages and ranges;
+  // and for SetPasses() of the fence.
   void MakeRoomForNodes() {
     if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
   }
-  void MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges);
+  void MakeRoomForMapping(uint32_t more_pages, uint32_t vpages, uint32_t ranges);
   void MakeRoomForFence(FenceId fence) {
     if (passes_.capacity() <= Index(fence)) passes_.reserve(2 * (Index(fence) + std::size_t{1}));
   }
@@ -132,9 +133,9 @@ class FreeList {
   // Whole pages that the stream may take: indexes them.
   void IndexPages(PageId begin, PageId end) { SetWhole(begin, end, true); }
 
-  // Pages were added or mapped: indexes them. `first` is the first of `count` new slots; pages from
-  // `old_page_count` on are new.
-  void IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count);
+  // Pages were added or mapped: indexes them. `first` is the first of `count` new virtual pages;
+  // pages from `old_page_count` on are new.
+  void IndexMapping(VirtualPage first, uint32_t count, uint32_t old_page_count);
 
   // Calls function(first node) for the chains of at least `length` in pages that are partly used,
   // as long as that returns true: the shortest first, those in pages of small blocks alone before
@@ -181,8 +182,9 @@ class FreeList {
   const std::vector<FreeRun>& Runs(RangeId range);
   // The length of the run that touches the range's front, or its back.
   uint32_t FreeAtEnd(RangeId range, bool at_front);
-  // Whether all slots of [begin, end) are free. O(rows of their pages (RangeTable::RowEnd())).
-  bool AllFree(SlotId begin, SlotId end) const;
+  // Whether all virtual pages of [begin, end) are free. O(rows of their pages
+  // (RangeTable::RowEnd())).
+  bool AllFree(VirtualPage begin, VirtualPage end) const;
 
   // Recomputes the index and compares; throws InternalError.
   void Check() const;
@@ -213,8 +215,8 @@ class FreeList {
   template <typename Function>
   void ForEachChain(NodeId first, NodeId last, Function&& function) const;
   void SetWhole(PageId begin, PageId end, bool whole);
-  void RaiseBound(SlotId slot);
-  void RefreshSlots();
+  void RaiseBound(VirtualPage vpage);
+  void RefreshVpages();
   uint32_t BinOf(PageId page, uint32_t length) const;
   void LinkChain(PageId page, NodeId start, uint32_t length);
   void UnlinkChain(PageId page, NodeId start, uint32_t length);
@@ -226,9 +228,9 @@ class FreeList {
   std::vector<uint8_t> passes_;  // by FenceId
   IndexSet whole_pages_;
   uint32_t whole_page_count_ = 0;
-  IndexSet shown_;                      // pages whose slots are in free_slots_
+  IndexSet shown_;                      // pages whose virtual pages are in free_vpages_
   IndexSet stale_;                      // pages of which that is yet to be looked at
-  IndexSet free_slots_;                 // none where nothing is mapped
+  IndexSet free_vpages_;                // none where nothing is mapped
   std::vector<uint32_t> run_bounds_;    // by range; with 0 up to a whole group
   std::vector<uint32_t> group_bounds_;  // of kRangeGroup ranges none has more
   std::vector<FreeRun> runs_;           // what Runs() returned last

@@ -18,7 +18,7 @@ class FreeListTest : public ::testing::Test {
   void MapNew(uint32_t pages) {
     const MappingPlan plan{.range = {},
                            .handles = std::vector<PageId>(pages, MappingPlan::kNewPage)};
-    const SlotId first = table_.Map(plan);
+    const VirtualPage first = table_.Map(plan);
     while (space_.page_count() < table_.page_count()) space_.AddPage();
     nodes_.resize(space_.page_count());
     list_.IndexMapping(first, table_.PagesOf(plan), 0);

@@ -124,15 +124,15 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
   }
 }
 
-SlotId SharedSpace::Map(const MappingPlan& plan) {
+VirtualPage SharedSpace::Map(const MappingPlan& plan) {
   const uint32_t count = ranges_.PagesOf(plan);
   const uint32_t new_pages = plan.new_pages();
   space_.ReservePages(new_pages);
   for (const auto& list : free_lists_) {
-    list->MakeRoomForMapping(new_pages, ranges_.MostSlotsAfter(plan), ranges_.range_count() + 1);
+    list->MakeRoomForMapping(new_pages, ranges_.MostVpagesAfter(plan), ranges_.range_count() + 1);
   }
   const uint32_t old_page_count = space_.page_count();
-  const SlotId first = ranges_.Map(plan);
+  const VirtualPage first = ranges_.Map(plan);
   for (uint32_t i = 0; i < new_pages; ++i) space_.AddPage();
   for (const auto& list : free_lists_) list->IndexMapping(first, count, old_page_count);
   return first;
@@ -140,7 +140,7 @@ SlotId SharedSpace::Map(const MappingPlan& plan) {
 
 std::shared_ptr<RangeTable::Shrinking> SharedSpace::PrepareShrink(std::vector<bool> keep) {
   for (const auto& list : free_lists_) {
-    list->MakeRoomForMapping(0, ranges_.MostSlotsAfterShrink(), ranges_.MostRangesAfterShrink());
+    list->MakeRoomForMapping(0, ranges_.MostVpagesAfterShrink(), ranges_.MostRangesAfterShrink());
   }
   return ranges_.PrepareShrink(std::move(keep));
 }

@@ -121,7 +121,7 @@ class SharedSpace {
   // --- Pages ---
 
   // RangeTable::Map() and Shrink(). The former throws with nothing changed.
-  SlotId Map(const MappingPlan& plan);
+  VirtualPage Map(const MappingPlan& plan);
   std::shared_ptr<RangeTable::Shrinking> PrepareShrink(std::vector<bool> keep);
   RangeTable::Renumbering Shrink(RangeTable::Shrinking& prepared) noexcept;
 
@@ -146,15 +146,15 @@ class SharedSpace {
   template <typename Function>
   void ForEachExtent(const Site& site, Granules length, Function&& function) const {
     Granules offset(site.offset);
-    for (SlotId slot = site.slot; length > Granules(0);) {
-      const PageId page = ranges_.page_at(slot);
+    for (VirtualPage vpage = site.vpage; length > Granules(0);) {
+      const PageId page = ranges_.page_at(vpage);
       const uint64_t most = offset == Granules(0) ? length / page_size() : 0;
       uint32_t pages = 1;
-      while (pages < most && ranges_.page_at(slot + pages) == page + pages) ++pages;
+      while (pages < most && ranges_.page_at(vpage + pages) == page + pages) ++pages;
       const Granules extent =
           most > 0 ? page_size() * pages : std::min(length, page_size() - offset);
       function(page, offset, extent);
-      slot = slot + pages;
+      vpage = vpage + pages;
       length -= extent;
       offset = Granules(0);
     }

@@ -25,15 +25,15 @@ class SharedSpaceTest : public ::testing::Test {
     for (const FenceId fence : {kFenceA, kFenceB}) bytes_.ReserveFence(fence);
   }
 
-  Site Take(uint32_t slot, Granules length) {
+  Site Take(uint32_t vpage, Granules length) {
     bytes_.ReserveTake();
-    Site site{{SlotId{slot}}};
+    Site site{{VirtualPage{vpage}}};
     bytes_.Take(site, length);
     return site;
   }
   // Frees it behind the fence.
-  void TakeAndGive(uint32_t slot, Granules length, FenceId fence) {
-    bytes_.Give(Take(slot, length), length, fence);
+  void TakeAndGive(uint32_t vpage, Granules length, FenceId fence) {
+    bytes_.Give(Take(vpage, length), length, fence);
     bytes_.Check();
   }
   // How many streams may take all of the page.

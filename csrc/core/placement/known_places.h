@@ -35,7 +35,7 @@ class KnownPlaces {
     alike_.clear();
     behind_ = 0;
   }
-  // Slots have other numbers now.
+  // Virtual pages have other numbers now.
   void Forget() {
     young_.clear();
     old_.clear();

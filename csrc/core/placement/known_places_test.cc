@@ -9,13 +9,13 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-Placement At(uint32_t slot) { return {SlotId{slot}}; }
+Placement At(uint32_t vpage) { return {VirtualPage{vpage}}; }
 
 TEST(KnownPlaces, WhatComesAgainIsKnownByAllSizesBeforeIt) {
   KnownPlaces known;
-  const auto place = [&](uint64_t size, uint32_t slot) {
+  const auto place = [&](uint64_t size, uint32_t vpage) {
     const KnownPlaces::Key key = known.Again(size);
-    KnownPlaces::Add(known.At(key), At(slot));
+    KnownPlaces::Add(known.At(key), At(vpage));
     known.Advance(key);
   };
   known.BeginScope();

@@ -21,7 +21,7 @@ constexpr int kRangesForTakers = 8;
 
 // Where in a run a block may go, and what it costs there.
 struct Choice {
-  uint64_t start = 0;   // in granules, counted through all slots
+  uint64_t start = 0;   // in granules, counted through all virtual pages
   uint64_t whole = 0;   // whole pages taken
   uint64_t takers = 0;  // of these, summed
 
@@ -54,8 +54,8 @@ std::optional<Choice> ChooseInRange(FreeList& list, uint64_t length, RangeId id,
       Choice choice{.start = start};
       choice.whole = behind(end) - std::max(start, first) / page;
       if (choice.whole > most_whole) return;
-      for (uint64_t slot = std::max(start, first) / page; takers && slot < behind(end); ++slot) {
-        choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
+      for (uint64_t vpage = std::max(start, first) / page; takers && vpage < behind(end); ++vpage) {
+        choice.takers += takers(ranges.page_at(VirtualPage{static_cast<uint32_t>(vpage)}));
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
@@ -78,21 +78,21 @@ std::optional<uint64_t> WholePagesAt(const FreeList& list, Placement start, Gran
   const uint64_t head = offset > 0 ? std::min(length.count(), page - offset) : 0;
   const uint64_t full = (length.count() - head) / page;
   const uint64_t tail = (length.count() - head) % page;
-  const uint64_t first_full = Index(start.slot) + (head > 0 ? 1 : 0);
+  const uint64_t first_full = Index(start.vpage) + (head > 0 ? 1 : 0);
   const uint64_t behind_full = first_full + full;
-  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
+  const RangeTable::Range& range = ranges.range(ranges.range_of(start.vpage));
   if (behind_full + (tail > 0 ? 1 : 0) > Index(range.end())) return std::nullopt;
 
-  const auto slot = [](uint64_t index) { return SlotId{static_cast<uint32_t>(index)}; };
-  if (!list.AllFree(slot(first_full), slot(behind_full))) return std::nullopt;
+  const auto vpage = [](uint64_t index) { return VirtualPage{static_cast<uint32_t>(index)}; };
+  if (!list.AllFree(vpage(first_full), vpage(behind_full))) return std::nullopt;
   uint64_t whole = full;
-  const auto take_part = [&](SlotId of, uint64_t from, uint64_t part) {
+  const auto take_part = [&](VirtualPage of, uint64_t from, uint64_t part) {
     if (part == 0) return true;
     const PageId id = ranges.page_at(of);
     whole += list.IsWhole(id) ? 1 : 0;
     return list.IsFree(id, Granules(from), Granules(part));
   };
-  if (!take_part(start.slot, offset, head) || !take_part(slot(behind_full), 0, tail))
+  if (!take_part(start.vpage, offset, head) || !take_part(vpage(behind_full), 0, tail))
     return std::nullopt;
   return whole;
 }
@@ -144,7 +144,7 @@ std::optional<PageId> WholePageToBreak(const FreeList& list, const TakersOf& tak
     const uint32_t pages = ranges.handle_pages(*page);
     const bool breaks = pages > 1 && list.AreWhole(ranges.handle_begin(*page), end);
     const std::tuple harm{breaks ? pages : 0, takers ? takers(*page) : 0,
-                          ranges.slots_of(*page).size()};
+                          ranges.vpages_of(*page).size()};
     if (!best || harm < least) {
       best = page;
       least = harm;

@@ -33,7 +33,7 @@ constexpr bool On(const char*) { return true; }
 enum class Slack : uint8_t { kNone = 0, kOnePage = 1 };
 
 // How many whole pages [start, start + length) takes; nullopt unless the free list's stream may
-// take all of it. O(words of the slots, and nodes of two pages). pre: start is mapped.
+// take all of it. O(words of the virtual pages, and nodes of two pages). pre: start is mapped.
 std::optional<uint64_t> WholePagesAt(const FreeList& list, Placement start, Granules length);
 
 // How many streams may take all of a page.
@@ -118,14 +118,14 @@ inline constexpr std::size_t kEndsTried = 16;
 // Adds handles of so many new pages in all, of `most` each.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles);
 
-// What to map so that the block fits, and where it will then start, in granules from the first slot
-// that the plan maps; negative if it starts in slots mapped before.
+// What to map so that the block fits, and where it will then start, in granules from the first
+// virtual page that the plan maps; negative if it starts in virtual pages mapped before.
 struct GrowthPlan {
   MappingPlan mapping;
   int64_t start = 0;
 
-  // Where the block lies once the plan is carried out and its first slot is `first`.
-  Placement PlacementFrom(SlotId first, Granules page_size) const;
+  // Where the block lies once the plan is carried out and its first virtual page is `first`.
+  Placement PlacementFrom(VirtualPage first, Granules page_size) const;
 
   // What to map so that the last new handle has up to so many pages more, behind all that the block
   // needs: the place stays the same. nullopt where something else comes last, the range has no

@@ -68,11 +68,11 @@ class GrowthPlanner {
 
   End EndOf(RangeId id, bool at_front) const {
     const RangeTable::Range& range = ranges_.range(id);
-    const uint32_t slots = list_.FreeAtEnd(id, at_front);
-    uint64_t reused = slots * page_;
-    if (slots < range.mapped()) {
-      const Granules edge = at_front ? list_.Head(ranges_.page_at(range.begin() + slots))
-                                     : list_.Tail(ranges_.page_at(range.end() - 1 - slots));
+    const uint32_t vpages = list_.FreeAtEnd(id, at_front);
+    uint64_t reused = vpages * page_;
+    if (vpages < range.mapped()) {
+      const Granules edge = at_front ? list_.Head(ranges_.page_at(range.begin() + vpages))
+                                     : list_.Tail(ranges_.page_at(range.end() - 1 - vpages));
       reused += edge.count();
     }
     if (reused < length_) return {id, at_front, reused, reused / page_};
@@ -248,7 +248,7 @@ void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handle
   }
 }
 
-Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
+Placement GrowthPlan::PlacementFrom(VirtualPage first, Granules page_size) const {
   const auto before = static_cast<int64_t>(Index(first) * page_size.count());
   return Placement::OfGranule(static_cast<uint64_t>(before + start), page_size);
 }

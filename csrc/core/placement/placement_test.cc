@@ -29,7 +29,7 @@ class PlacementTest : public ::testing::Test {
     }
   }
   void Take(PageId page, uint32_t offset) {
-    Site site{{ranges_.slots_of(page).front(), offset}};
+    Site site{{ranges_.vpages_of(page).front(), offset}};
     bytes_.ReserveTake();
     bytes_.Take(site, Granules(1));
   }
@@ -51,7 +51,7 @@ TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
   for (uint32_t r = 0; r < ranges_.range_count(); ++r) list_.Runs(RangeId{r});
   const auto found = FindMapped(list_, Granules(5), Slack::kOnePage);
   ASSERT_TRUE(found);
-  EXPECT_EQ(found->slot, ranges_.range(RangeId{101}).begin());
+  EXPECT_EQ(found->vpage, ranges_.range(RangeId{101}).begin());
   EXPECT_FALSE(FindMapped(list_, Granules(5), Slack::kNone));
 }
 

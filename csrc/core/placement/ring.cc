@@ -55,7 +55,7 @@ void Ring::Reclaim() {
 }
 
 Ring::Stretch Ring::StretchAt(uint64_t place) const {
-  const PageId page_id = ranges_.page_at(SlotAt(place));
+  const PageId page_id = ranges_.page_at(VpageAt(place));
   const uint64_t page_begin = place - place % page();
   const NodeId id = space().NodeAt(page_id, Granules(place - page_begin));
   const PageSpace::Node& node = space().node(id);
@@ -98,7 +98,7 @@ void Ring::Grow(FreeList& list, uint64_t pages, bool takes_whole) {
     missing -= count;
   }
   AppendNewHandles(missing, MostHandlePages(ranges_.page_count() + missing, missing), plan.handles);
-  const SlotId first = memory_.bytes().Map(plan);
+  const VirtualPage first = memory_.bytes().Map(plan);
   range_ = ranges_.range_of(first);
   Claim(Index(first) * page(), (Index(first) + pages) * page());
 }

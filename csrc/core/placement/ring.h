@@ -25,7 +25,7 @@ class Ring {
   Ring(const RangeTable& ranges, StreamMemory& memory) : ranges_(ranges), memory_(memory) {}
 
   // Whether what is open there is the ring's once it is freed.
-  bool Holds(SlotId slot) const { return range_ && ranges_.range_of(slot) == *range_; }
+  bool Holds(VirtualPage vpage) const { return range_ && ranges_.range_of(vpage) == *range_; }
 
   void BeginCapture() {
     placed_ = 0;
@@ -58,14 +58,16 @@ class Ring {
   void Grow(FreeList& list, uint64_t pages, bool takes_whole);
   const PageSpace& space() const { return memory_.bytes().space(); }
   uint64_t page() const { return space().page_size().count(); }
-  SlotId SlotAt(uint64_t place) const { return SlotId{static_cast<uint32_t>(place / page())}; }
+  VirtualPage VpageAt(uint64_t place) const {
+    return VirtualPage{static_cast<uint32_t>(place / page())};
+  }
   uint64_t Begin() const { return range_ ? Index(ranges_.range(*range_).begin()) * page() : 0; }
   uint64_t End() const { return range_ ? Index(ranges_.range(*range_).end()) * page() : 0; }
 
   const RangeTable& ranges_;
   StreamMemory& memory_;
   std::optional<RangeId> range_;
-  // In granules, places counted through all slots.
+  // In granules, places counted through all virtual pages.
   uint64_t next_ = 0;         // behind the last block
   uint64_t placed_ = 0;       // in this capture
   uint64_t most_placed_ = 0;  // in any
