@@ -29,8 +29,8 @@ constexpr uint64_t kManyPages = 1 << 16;
 
 // Of several streams: enough to choose well, and a bound on the time. Of one, more of them would
 // fit worse.
-constexpr int kChainsLookedAt = 4;
-constexpr int kChainsOfOne = 2;
+constexpr int kHolesLookedAt = 4;
+constexpr int kHolesOfOne = 2;
 
 bool IsExhausted(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory ||
@@ -170,9 +170,9 @@ Site Placer::FindSmall(FreeList& list, Granules length, Slack slack) {
   const bool breaks =
       !stitched || length * 2 <= page_size() || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Site> {
-    if (const std::optional<NodeId> chain = FindChain(list, length)) {
-      const PageSpace::Node& node = space().node(*chain);
-      return Site{{ranges_.vpages_of(node.page).front(), node.offset}, *chain};
+    if (const std::optional<NodeId> hole = FindHole(list, length)) {
+      const PageSpace::Node& node = space().node(*hole);
+      return Site{{ranges_.vpages_of(node.page).front(), node.offset}, *hole};
     }
     const auto page = breaks ? WholePageToBreak(list, Takers()) : std::nullopt;
     if (!page) return std::nullopt;
@@ -190,19 +190,19 @@ Site Placer::FindSmall(FreeList& list, Granules length, Slack slack) {
 // stream takes of the others' they may not get back before the capture ends. Of one stream, in
 // pages of small blocks, the one in the oldest page: so those that outlive their capture gather
 // there.
-std::optional<NodeId> Placer::FindChain(const FreeList& list, Granules length) const {
+std::optional<NodeId> Placer::FindHole(const FreeList& list, Granules length) const {
   const bool several = several_streams();
   std::optional<NodeId> best;
   uint32_t least = 0;
-  int left = several ? kChainsLookedAt : kChainsOfOne;
-  list.ForEachFit(length, [&](NodeId chain) {
-    const PageId page = space().node(chain).page;
+  int left = several ? kHolesLookedAt : kHolesOfOne;
+  list.ForEachFit(length, [&](NodeId hole) {
+    const PageId page = space().node(hole).page;
     if (best && !several && space().holds_large(page)) return false;
-    const FenceId fence = space().node(chain).fence;
+    const FenceId fence = space().node(hole).fence;
     const auto takes = [&](const FreeList& stream) { return stream.Passes(fence); };
     const uint32_t harm = several ? memory_.bytes().CountStreams(takes) : Index(page);
     if (!best || harm < least) {
-      best = chain;
+      best = hole;
       least = harm;
     }
     return --left > 0;

@@ -51,7 +51,7 @@ class Placer {
     return length < page_size() ? length.count() : PagesFor(length, page_size()) << 32;
   }
   Site FindSmall(FreeList& list, Granules length, Slack slack);
-  std::optional<NodeId> FindChain(const FreeList& list, Granules length) const;
+  std::optional<NodeId> FindHole(const FreeList& list, Granules length) const;
   TakersOf Takers() const;
   Placement Stitch(FreeList& list, Granules length, Slack slack);
   uint32_t PagesAhead(const FreeList& list, Granules length) const;

@@ -50,15 +50,14 @@ void FreeList::Rebuild() {
 }
 
 void FreeList::UnindexNodes(PageId page, NodeId first, NodeId last) {
-  ForEachChain(first, last,
-               [&](NodeId start, uint32_t length) { UnlinkChain(page, start, length); });
+  ForEachHole(first, last, [&](NodeId start, uint32_t length) { UnlinkHole(page, start, length); });
 }
 
 void FreeList::IndexNodes(PageId page, NodeId first, NodeId last) {
   // Not up to the space's capacity: an allocation that failed may have made room there alone, and
   // what is freed next finds that it needs no more.
   if (links_.size() < space_.node_limit()) MakeRoomForNodes();
-  ForEachChain(first, last, [&](NodeId start, uint32_t length) { LinkChain(page, start, length); });
+  ForEachHole(first, last, [&](NodeId start, uint32_t length) { LinkHole(page, start, length); });
 }
 
 void FreeList::UnindexPages(PageId begin, PageId end) {
@@ -196,17 +195,17 @@ std::optional<PageId> FreeList::NextWhole(PageId from) const {
 Granules FreeList::Head(PageId page) const {
   if (IsWhole(page)) return space_.page_size();
   const NodeId first = space_.first(page);
-  return Available(first) ? ChainLength(first) : Granules(0);
+  return Available(first) ? HoleLength(first) : Granules(0);
 }
 
 Granules FreeList::Tail(PageId page) const {
   if (IsWhole(page)) return space_.page_size();
   const NodeId last = space_.last(page);
-  return Available(last) ? ChainLength(ChainStart(last)) : Granules(0);
+  return Available(last) ? HoleLength(HoleStart(last)) : Granules(0);
 }
 
-Granules FreeList::ChainLength(NodeId start) const {
-  const NodeId end = ChainEnd(start);
+Granules FreeList::HoleLength(NodeId start) const {
+  const NodeId end = HoleEnd(start);
   const uint64_t limit =
       end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
   return Granules(limit - space_.node(start).offset);
@@ -223,7 +222,7 @@ bool FreeList::IsFree(PageId page, Granules offset, Granules length) const {
   return false;
 }
 
-NodeId FreeList::ChainStart(NodeId id) const {
+NodeId FreeList::HoleStart(NodeId id) const {
   for (NodeId before = space_.node(id).prev; before != NodeId::kNone && Available(before);
        before = space_.node(id).prev) {
     id = before;
@@ -231,21 +230,21 @@ NodeId FreeList::ChainStart(NodeId id) const {
   return id;
 }
 
-NodeId FreeList::ChainEnd(NodeId start) const {
+NodeId FreeList::HoleEnd(NodeId start) const {
   while (start != NodeId::kNone && Available(start)) start = space_.node(start).next;
   return start;
 }
 
-// Calls function(start, length) for the chains that touch [first, last]; of a node of whole pages
+// Calls function(start, length) for the holes that touch [first, last]; of a node of whole pages
 // for one page of it.
 template <typename Function>
-void FreeList::ForEachChain(NodeId first, NodeId last, Function&& function) const {
+void FreeList::ForEachHole(NodeId first, NodeId last, Function&& function) const {
   if (space_.IsOfWholePages(first)) {
     if (Available(first)) function(first, static_cast<uint32_t>(page_size().count()));
     return;
   }
   const uint32_t last_offset = space_.node(last).offset;
-  NodeId id = Available(first) ? ChainStart(first) : first;
+  NodeId id = Available(first) ? HoleStart(first) : first;
   while (id != NodeId::kNone && space_.node(id).offset <= last_offset) {
     NodeId next = space_.node(id).next;
     if (Available(id)) {
@@ -265,7 +264,7 @@ uint32_t FreeList::BinOf(PageId page, uint32_t length) const {
          (space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);
 }
 
-void FreeList::LinkChain(PageId page, NodeId start, uint32_t length) {
+void FreeList::LinkHole(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
     IndexPages(page, page + 1);
     return;
@@ -282,7 +281,7 @@ void FreeList::LinkChain(PageId page, NodeId start, uint32_t length) {
   head = start;
 }
 
-void FreeList::UnlinkChain(PageId page, NodeId start, uint32_t length) {
+void FreeList::UnlinkHole(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
     SetWhole(page, page + 1, false);
     return;
@@ -302,18 +301,18 @@ void FreeList::UnlinkChain(PageId page, NodeId start, uint32_t length) {
 }
 
 // By bin, in order.
-std::vector<std::vector<NodeId>> FreeList::Chains() const {
-  std::vector<std::vector<NodeId>> chains(bins_.size());
+std::vector<std::vector<NodeId>> FreeList::Holes() const {
+  std::vector<std::vector<NodeId>> holes(bins_.size());
   for (uint32_t bin = 0; bin < bins_.size(); ++bin) {
     NodeId before = NodeId::kNone;
     for (NodeId id = bins_[bin]; id != NodeId::kNone; id = links_[Index(id)].next) {
       CGP_CHECK(links_[Index(id)].prev == before);
-      chains[bin].push_back(id);
+      holes[bin].push_back(id);
       before = id;
     }
-    std::ranges::sort(chains[bin]);
+    std::ranges::sort(holes[bin]);
   }
-  return chains;
+  return holes;
 }
 
 // What is yet to be looked at may be stale, so both are compared as a search would find them.
@@ -325,7 +324,7 @@ void FreeList::Check() const {
   anew.Rebuild();
   anew.RefreshVpages();
   anew.Handles();
-  CGP_CHECK(now.Chains() == anew.Chains() && now.filled_bins_ == anew.filled_bins_);
+  CGP_CHECK(now.Holes() == anew.Holes() && now.filled_bins_ == anew.filled_bins_);
   CGP_CHECK(now.whole_pages_ == anew.whole_pages_ && now.shown_ == anew.shown_);
   CGP_CHECK(now.whole_page_count_ == anew.whole_page_count_);
   CGP_CHECK(now.free_vpages_ == anew.free_vpages_);

@@ -1,14 +1,14 @@
 // What one stream may take: the free bytes of a PageSpace whose fences are open to it, indexed for
 // searching.
 //
-// Neighbouring free nodes that the stream may take count as one *chain*, whatever their fences, so
+// Neighbouring free nodes that the stream may take count as one *hole*, whatever their fences, so
 // that one stream's fences do not cut up memory for another:
 //
 //     page   |  used  | open | fence 2 | fence 3 | open |
-//                     [--- chain ------]         [chain]    as the owner of fence 2 sees it
+//                     [---- hole ------]         [hole]    as the owner of fence 2 sees it
 //
-// A chain that covers its page makes the page *whole*, and free every virtual page that shows the
-// page; all other chains are in bins by their length, for an exact best fit. Everything here is
+// A hole that covers its page makes the page *whole*, and free every virtual page that shows the
+// page; all other holes are in bins by their length, for an exact best fit. Everything here is
 // derived from the PageSpace and the RangeTable and can be rebuilt from them.
 //
 // A page that becomes whole, or no longer is, flips one bit for each virtual page that shows it,
@@ -122,7 +122,7 @@ class FreeList {
   void Rebuild();
 
   // The space is about to change strictly between two nodes of one page, or from its first or up to
-  // its last: unindexes the chains that touch [first, last], then indexes those that do afterwards;
+  // its last: unindexes the holes that touch [first, last], then indexes those that do afterwards;
   // of a node of whole pages that page's alone. pre: both are told the same span, and nodes at its
   // ends that are not the page's stay as they are.
   void UnindexNodes(PageId page, NodeId first, NodeId last);
@@ -137,7 +137,7 @@ class FreeList {
   // pages from `old_page_count` on are new.
   void IndexMapping(VirtualPage first, uint32_t count, uint32_t old_page_count);
 
-  // Calls function(first node) for the chains of at least `length` in pages that are partly used,
+  // Calls function(first node) for the holes of at least `length` in pages that are partly used,
   // as long as that returns true: the shortest first, those in pages of small blocks alone before
   // the others.
   template <typename Function>
@@ -149,8 +149,8 @@ class FreeList {
       return bin && *bin >= page && *bin < page + wanted ? filled_bins_.Next(page + wanted) : bin;
     };
     for (auto bin = next(wanted); bin; bin = next(*bin + 1)) {
-      for (NodeId chain = bins_[*bin]; chain != NodeId::kNone; chain = links_[Index(chain)].next) {
-        if (!function(chain)) return;
+      for (NodeId hole = bins_[*bin]; hole != NodeId::kNone; hole = links_[Index(hole)].next) {
+        if (!function(hole)) return;
       }
     }
   }
@@ -171,7 +171,7 @@ class FreeList {
   // Free granules at the start and at the end of a page.
   Granules Head(PageId page) const;
   Granules Tail(PageId page) const;
-  Granules ChainLength(NodeId start) const;
+  Granules HoleLength(NodeId start) const;
   // Whether the stream may take all of [offset, offset + length) of the page. Amid a page of very
   // many nodes it is not said to: who asks has other places.
   bool IsFree(PageId page, Granules offset, Granules length) const;
@@ -208,18 +208,18 @@ class FreeList {
 
   bool Available(NodeId id) const { return Passes(space_.node(id).fence); }
   Offer OfferOf(PageId handle) const;
-  std::vector<std::vector<NodeId>> Chains() const;
-  NodeId ChainStart(NodeId id) const;
-  // The node after the chain, kNone at the page's end.
-  NodeId ChainEnd(NodeId start) const;
+  std::vector<std::vector<NodeId>> Holes() const;
+  NodeId HoleStart(NodeId id) const;
+  // The node after the hole, kNone at the page's end.
+  NodeId HoleEnd(NodeId start) const;
   template <typename Function>
-  void ForEachChain(NodeId first, NodeId last, Function&& function) const;
+  void ForEachHole(NodeId first, NodeId last, Function&& function) const;
   void SetWhole(PageId begin, PageId end, bool whole);
   void RaiseBound(VirtualPage vpage);
   void RefreshVpages();
   uint32_t BinOf(PageId page, uint32_t length) const;
-  void LinkChain(PageId page, NodeId start, uint32_t length);
-  void UnlinkChain(PageId page, NodeId start, uint32_t length);
+  void LinkHole(PageId page, NodeId start, uint32_t length);
+  void UnlinkHole(PageId page, NodeId start, uint32_t length);
 
   const PageSpace& space_;
   const RangeTable& ranges_;
@@ -239,7 +239,7 @@ class FreeList {
   std::vector<Offer> offers_;
   IndexSet changed_;  // pages
   IndexSet filled_bins_;
-  std::vector<NodeId> bins_;  // see BinOf(): the newest chain
+  std::vector<NodeId> bins_;  // see BinOf(): the newest hole
   std::vector<Link> links_;   // by node
 };
 

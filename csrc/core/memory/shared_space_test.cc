@@ -64,8 +64,8 @@ TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
   EXPECT_EQ(bytes_.stream_count(), 0u);
   EXPECT_EQ(second->whole_page_count(), 0u);
   std::vector<NodeId> best;
-  second->ForEachFit(kPageSize - Granules(3), [&](NodeId chain) {
-    best.push_back(chain);
+  second->ForEachFit(kPageSize - Granules(3), [&](NodeId hole) {
+    best.push_back(hole);
     return false;
   });
   EXPECT_EQ(best, std::vector{bytes_.space().last(PageId{1})});
