@@ -111,7 +111,7 @@ class Pool {
   // Of physical memory.
   uint64_t handles() const { return ranges_.handle_count(); }
   uint64_t live_blocks() const { return blocks_.size(); }
-  // Stretches of free bytes: parts of a page, or whole pages in a row.
+  // Spans of free bytes: parts of a page, or whole pages in a row.
   uint64_t free_extents() const { return memory_.bytes().space().free_extents(); }
   PoolStats Stats() const;
   PoolSnapshot Snapshot() const;

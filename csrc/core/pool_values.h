@@ -100,7 +100,7 @@ struct SetUsage {
   Gauge handles;         // of physical memory
   Gauge reserved_bytes;  // their bytes
   Gauge free_bytes;      // of which no block has: reserved_bytes - all.bytes
-  Gauge free_extents;    // in how many stretches these are
+  Gauge free_extents;    // in how many spans these are
 
   // These two return whether anything but what is free has a new peak.
   bool Allocated(const Block& block) {
@@ -163,8 +163,8 @@ struct PoolSnapshot {
   PoolStats stats;
   std::vector<LiveBlock> blocks;  // in the order of addresses
   std::vector<Range> ranges;
-  // Free for blocks that take turns alone (ring.h), at the latest when the capture ends. A piece may
-  // go on through the pages that follow.
+  // Free for blocks that take turns alone (ring.h), at the latest when the capture ends. A piece
+  // may go on through the pages that follow.
   std::vector<PhysicalPiece> ring;
 };
 

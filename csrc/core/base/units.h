@@ -45,7 +45,7 @@ constexpr uint64_t PagesFor(Granules length, Granules page_size) {
 }
 
 // Positions. A page is one physical handle of the pool, numbered in the order of creation; a range
-// is a stretch of reserved addresses, numbered likewise; a virtual page is one page's width of
+// is a span of reserved addresses, numbered likewise; a virtual page is one page's width of
 // addresses, numbered through all ranges.
 enum class PageId : uint32_t {};
 enum class RangeId : uint32_t {};

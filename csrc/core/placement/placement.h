@@ -52,7 +52,7 @@ std::optional<PageId> WholePageToBreak(const FreeList& list, const TakersOf& tak
 
 // --- What to map ---
 
-// Which edges a stretch of addresses begins and ends with.
+// Which edges a span of addresses begins and ends with.
 struct EdgePair {
   std::optional<Edge> tail;
   std::optional<Edge> head;
@@ -61,7 +61,7 @@ struct EdgePair {
   uint64_t length() const { return (tail ? tail->length : 0) + (head ? head->length : 0); }
 };
 
-// Where a stretch of addresses may have an edge: an extension in front of a range begins with a
+// Where a span of addresses may have an edge: an extension in front of a range begins with a
 // tail, one behind it ends with a head, a new range does both.
 enum class Ends : uint8_t { kTail, kHead, kBoth };
 

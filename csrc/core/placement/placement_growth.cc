@@ -11,7 +11,7 @@ static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
 
 // The handles that hold a number of granules side by side: the tail of one, existing whole ones,
 // new ones, the head of one.
-struct Stretch {
+struct HandleSpan {
   std::vector<PageId> handles;
   uint64_t start = 0;  // of the granules, in the first handle
   uint64_t new_pages = 0;
@@ -83,8 +83,8 @@ class GrowthPlanner {
   // What to map for `length` granules that the range does not show yet: whole handles as far as
   // they fit, largest first; the rest in edges, else in a part of a whole handle, else in as few
   // new pages as can be and the edges that make them so few.
-  Stretch Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
-    Stretch stretch;
+  HandleSpan Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
+    HandleSpan span;
     const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
     uint64_t rest = length;
     const std::set<WholeHandle>& wholes = free_.wholes;
@@ -96,17 +96,17 @@ class GrowthPlanner {
       }
       ++it;
       if (!allowed(handle)) continue;
-      stretch.handles.push_back(handle);
-      stretch.whole += pages;
+      span.handles.push_back(handle);
+      span.whole += pages;
       rest -= pages * page_;
     }
     std::optional<EdgePair> edges = ChooseEdges(free_, rest, ends, allowed);
-    const auto longer = edges ? std::nullopt : SmallestLeft(stretch.handles, allowed);
+    const auto longer = edges ? std::nullopt : SmallestLeft(span.handles, allowed);
     if (longer) {
       const auto [pages, handle] = *longer;
       if (pages == PagesFor(rest)) {
-        stretch.handles.push_back(handle);
-        stretch.whole += pages;
+        span.handles.push_back(handle);
+        span.whole += pages;
         rest = 0;
         edges = EdgePair{};
       } else {
@@ -116,19 +116,19 @@ class GrowthPlanner {
       }
     }
     if (!edges && rest > LongestPair()) {
-      stretch.new_pages = (rest - LongestPair()) / page_;
-      rest -= stretch.new_pages * page_;
+      span.new_pages = (rest - LongestPair()) / page_;
+      rest -= span.new_pages * page_;
       edges = ChooseEdges(free_, rest, ends, allowed);
     }
     while (!edges) {
-      ++stretch.new_pages;
+      ++span.new_pages;
       rest -= std::min(rest, page_);
       edges = ChooseEdges(free_, rest, ends, allowed);
     }
-    stretch.whole += stretch.new_pages;
-    AppendNewHandles(stretch.new_pages, MostNewPages(stretch.new_pages), stretch.handles);
-    TakeEdges(*edges, rest, stretch);
-    return stretch;
+    span.whole += span.new_pages;
+    AppendNewHandles(span.new_pages, MostNewPages(span.new_pages), span.handles);
+    TakeEdges(*edges, rest, span);
+    return span;
   }
 
   // The smallest whole handle that is not among those taken, which were taken largest first: it is
@@ -149,21 +149,21 @@ class GrowthPlanner {
 
   // Of one edge all is taken: what it has too much is then left over at the block's other end, as
   // an edge again. Amid a page no large block could use it.
-  void TakeEdges(const EdgePair& edges, uint64_t rest, Stretch& stretch) const {
+  void TakeEdges(const EdgePair& edges, uint64_t rest, HandleSpan& span) const {
     const uint64_t spare = edges.length() - rest;
     const uint64_t shift = edges.is_one() && spare < page_ ? spare : 0;
     if (edges.tail) {
       const auto [length, handle] = *edges.tail;
       const uint64_t taken = std::min(rest, length);
-      stretch.start = ranges_.handle_pages(handle) * page_ - taken - shift;
-      stretch.whole += std::min(length / page_, PagesFor(taken));
-      stretch.handles.insert(stretch.handles.begin(), handle);
+      span.start = ranges_.handle_pages(handle) * page_ - taken - shift;
+      span.whole += std::min(length / page_, PagesFor(taken));
+      span.handles.insert(span.handles.begin(), handle);
       rest -= taken;
     }
     if (edges.head) {
-      stretch.start += shift;
-      stretch.whole += std::min(edges.head->length / page_, PagesFor(rest));
-      stretch.handles.push_back(edges.head->handle);
+      span.start += shift;
+      span.whole += std::min(edges.head->length / page_, PagesFor(rest));
+      span.handles.push_back(edges.head->handle);
     }
   }
 
@@ -194,13 +194,13 @@ class GrowthPlanner {
   void ConsiderExtending(const End& end) {
     const RangeTable::Range& range = ranges_.range(end.range);
     const uint64_t missing = length_ - end.reused;
-    Stretch stretch = Fill(missing, end.at_front ? Ends::kTail : Ends::kHead, end.range);
-    if (best_ && stretch.handles.size() >= best_->mapping.handles.size()) return;
-    if (end.whole + stretch.whole > most_whole_) return;
+    HandleSpan span = Fill(missing, end.at_front ? Ends::kTail : Ends::kHead, end.range);
+    if (best_ && span.handles.size() >= best_->mapping.handles.size()) return;
+    if (end.whole + span.whole > most_whole_) return;
     // New pages are made only where a new range would have to make as many.
-    if (stretch.new_pages > fresh_.new_pages) return;
+    if (span.new_pages > fresh_.new_pages) return;
     GrowthPlan plan{
-        {.range = end.range, .at_front = end.at_front, .handles = std::move(stretch.handles)}};
+        {.range = end.range, .at_front = end.at_front, .handles = std::move(span.handles)}};
     const uint64_t pages = ranges_.PagesOf(plan.mapping);
     if (pages > (end.at_front ? range.room_front : range.room_back)) return;
     plan.start = end.at_front ? static_cast<int64_t>(pages * page_) - static_cast<int64_t>(missing)
@@ -223,7 +223,7 @@ class GrowthPlanner {
   const uint64_t length_;  // in granules
   const bool several_streams_;
   const FreeHandles& free_;
-  const Stretch fresh_;  // a new range
+  const HandleSpan fresh_;  // a new range
   const uint64_t most_whole_;
   std::optional<GrowthPlan> best_;
 };

@@ -44,7 +44,7 @@ Placement Ring::Place(FreeList& list, Granules length, bool is_first, bool takes
 void Ring::Reclaim() {
   if (has_reclaimed_) return;
   for (uint64_t at = Begin(); at < End();) {
-    const auto [fence, end] = StretchAt(at);
+    const auto [fence, end] = SpanAt(at);
     if (fence == FenceId::kOpen) {
       memory_.bytes().ReserveTake();
       Claim(at, end);
@@ -54,7 +54,7 @@ void Ring::Reclaim() {
   has_reclaimed_ = true;
 }
 
-Ring::Stretch Ring::StretchAt(uint64_t place) const {
+Ring::Span Ring::SpanAt(uint64_t place) const {
   const PageId page_id = ranges_.page_at(VpageAt(place));
   const uint64_t page_begin = place - place % page();
   const NodeId id = space().NodeAt(page_id, Granules(place - page_begin));
@@ -77,7 +77,7 @@ uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
   int left = kLookedAt;
   for (uint64_t at = from; at < End() && at - start < length; --left) {
     if (left == 0) return End();
-    const auto [fence, end] = StretchAt(at);
+    const auto [fence, end] = SpanAt(at);
     at = end;
     if (fence != FenceId::kRing) start = at;
   }

@@ -47,12 +47,12 @@ class Ring {
 
  private:
   // Bytes from one place to another.
-  struct Stretch {
+  struct Span {
     FenceId fence;
     uint64_t end;
   };
 
-  Stretch StretchAt(uint64_t place) const;
+  Span SpanAt(uint64_t place) const;
   void Claim(uint64_t begin, uint64_t end);
   uint64_t Fit(uint64_t from, uint64_t length) const;
   void Grow(FreeList& list, uint64_t pages, bool takes_whole);
