@@ -45,12 +45,12 @@ namespace cgp {
 // The free granules at the start or the end of a handle that is not wholly free:
 //
 //     handle    | free | used | free |      head 1 page, tail 1 page
-struct Edge {
+struct PartialHandle {
   uint64_t length = 0;
   PageId handle{};
 
   // By length; of equals the first handle.
-  auto operator<=>(const Edge&) const = default;
+  auto operator<=>(const PartialHandle&) const = default;
 };
 
 // A handle that is wholly free.
@@ -67,8 +67,8 @@ struct WholeHandle {
 
 // What the handles have to offer to one stream.
 struct FreeHandles {
-  std::set<Edge> heads;
-  std::set<Edge> tails;
+  std::set<PartialHandle> heads;
+  std::set<PartialHandle> tails;
   std::set<WholeHandle> wholes;
 
   bool operator==(const FreeHandles&) const = default;
@@ -198,7 +198,8 @@ class FreeList {
     NodeId next = NodeId::kNone;
   };
 
-  // What is in handles_ of a handle: the lengths of its edges, or its pages if it is wholly free.
+  // What is in handles_ of a handle: the lengths of its free head and tail, or its pages if it is
+  // wholly free.
   struct Offer {
     uint32_t head = 0;
     uint32_t tail = 0;

@@ -7,14 +7,14 @@
 namespace cgp {
 namespace {
 
-// How many ranges a search may look at for a run whose edges hold the remainder, before it settles
-// for one whole page more, which every range with a long enough run has. Keeps the search from
-// looking at all ranges.
-constexpr int kEdgeSearches = 64;
+// How many ranges a search may look at for a run whose partials hold the remainder, before it
+// settles for one whole page more, which every range with a long enough run has. Keeps the search
+// from looking at all ranges.
+constexpr int kPartialSearches = 64;
 
-// Where one stream has more edges than these, blocks begin in those in front of a run: else what is
-// left of last pages adds up to many pages.
-constexpr std::size_t kManyEdges = 12;
+// Where one stream has more partials than these, blocks begin in those in front of a run: else what
+// is left of last pages adds up to many pages.
+constexpr std::size_t kManyPartials = 12;
 
 // In how many ranges a block looks for the place that other streams could use least.
 constexpr int kRangesForTakers = 8;
@@ -31,9 +31,9 @@ struct Choice {
 };
 
 // The best choice in the range of those that take at most `most_whole` whole pages; of equals with
-// `in_edge` one that begins in an edge.
+// `in_partial` one that begins in a partial.
 std::optional<Choice> ChooseInRange(FreeList& list, uint64_t length, RangeId id,
-                                    uint64_t most_whole, bool in_edge, const TakersOf& takers) {
+                                    uint64_t most_whole, bool in_partial, const TakersOf& takers) {
   const RangeTable& ranges = list.ranges();
   const uint64_t page = list.page_size().count();
   const RangeTable::Range& range = ranges.range(id);
@@ -59,10 +59,10 @@ std::optional<Choice> ChooseInRange(FreeList& list, uint64_t length, RangeId id,
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
-    // From the edge before the run, up to the edge behind it, or from the run's first page; of
-    // equals the last, which leaves the edges to blocks that need them.
+    // From the partial before the run, up to the partial behind it, or from the run's first page;
+    // of equals the last, which leaves the partials to blocks that need them.
     std::array starts{low, high - length, std::min(first, high - length)};
-    if (in_edge) std::ranges::reverse(starts);
+    if (in_partial) std::ranges::reverse(starts);
     for (const uint64_t start : starts) consider(start);
   }
   return best;
@@ -99,21 +99,22 @@ std::optional<uint64_t> WholePagesAt(const FreeList& list, Placement start, Gran
 
 std::optional<Placement> FindMapped(FreeList& list, Granules length, Slack slack,
                                     const TakersOf& takers) {
-  const auto many_edges = [&] {
+  const auto many_partials = [&] {
     const FreeHandles& handles = list.Handles();
-    return handles.heads.size() + handles.tails.size() > kManyEdges;
+    return handles.heads.size() + handles.tails.size() > kManyPartials;
   };
   // Asking brings the handles up to date, so blocks that need no answer do not ask.
-  const bool in_edge = length < list.page_size() || (!takers && On("edges") && many_edges());
+  const bool in_partial =
+      length < list.page_size() || (!takers && On("partial") && many_partials());
   const auto whole_pages = static_cast<uint32_t>(length / list.page_size());
   const uint64_t remainder = (length % list.page_size()).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
   if (remainder != 0 && slack == Slack::kNone &&
-      ChooseEdges(list.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
+      ChoosePartials(list.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
     --most_whole;
 
   uint32_t threshold = whole_pages;
-  int searches_left = kEdgeSearches;
+  int searches_left = kPartialSearches;
   RangeId from{0};
   int ranges_left = takers ? kRangesForTakers : 0;
   std::optional<Choice> best;
@@ -121,7 +122,7 @@ std::optional<Placement> FindMapped(FreeList& list, Granules length, Slack slack
     --ranges_left;
     const std::optional<RangeId> id = list.OldestMayHold(threshold, from);
     if (!id) break;
-    const auto choice = ChooseInRange(list, length.count(), *id, most_whole, in_edge, takers);
+    const auto choice = ChooseInRange(list, length.count(), *id, most_whole, in_partial, takers);
     if (choice && (!best || choice->BetterThan(*best))) best = choice;
     from = *id + 1;
     if (remainder != 0 && --searches_left == 0) {

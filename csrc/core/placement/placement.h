@@ -2,8 +2,8 @@
 // fit of a block below a page, is free_list.h's; step 2 is in placement.cc; what to map so that a
 // block fits, steps 3 to 5, in placement_growth.cc.
 //
-// A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no edge
-// holds the remainder r. An edge is the free head or tail of a handle that is partly used; a tail
+// A block of n = q pages + r is given at least `ideal` whole pages: q, and one more if no partial
+// holds the remainder r. A partial is the free head or tail of a handle that is partly used; a tail
 // and a head of two handles do together. In steps 2 and 3 it may take one whole page more (Slack):
 // that saves mappings, and what it wastes is the rest of a page, which smaller blocks can use.
 #pragma once
@@ -52,23 +52,24 @@ std::optional<PageId> WholePageToBreak(const FreeList& list, const TakersOf& tak
 
 // --- What to map ---
 
-// Which edges a span of addresses begins and ends with.
-struct EdgePair {
-  std::optional<Edge> tail;
-  std::optional<Edge> head;
+// Which partials a span of addresses begins and ends with.
+struct PartialPair {
+  std::optional<PartialHandle> tail;
+  std::optional<PartialHandle> head;
 
   bool is_one() const { return tail.has_value() != head.has_value(); }
   uint64_t length() const { return (tail ? tail->length : 0) + (head ? head->length : 0); }
 };
 
-// Where a span of addresses may have an edge: an extension in front of a range begins with a
+// Where a span of addresses may have a partial: an extension in front of a range begins with a
 // tail, one behind it ends with a head, a new range does both.
 enum class Ends : uint8_t { kTail, kHead, kBoth };
 
-// The shortest edge of at least `length` whose handle passes `allowed`.
+// The shortest partial of at least `length` whose handle passes `allowed`.
 template <typename Allowed>
-std::optional<Edge> ShortestEdge(const std::set<Edge>& edges, uint64_t length, Allowed&& allowed) {
-  for (auto it = edges.lower_bound({.length = length}); it != edges.end(); ++it) {
+std::optional<PartialHandle> ShortestPartial(const std::set<PartialHandle>& partials,
+                                             uint64_t length, Allowed&& allowed) {
+  for (auto it = partials.lower_bound({.length = length}); it != partials.end(); ++it) {
     if (allowed(it->handle)) return *it;
   }
   return std::nullopt;
@@ -77,28 +78,30 @@ std::optional<Edge> ShortestEdge(const std::set<Edge>& edges, uint64_t length, A
 // Of how many tails, the longest that do not hold all, a head is looked for.
 inline constexpr int kTailsTried = 16;
 
-// The edges that hold `length` and leave least: one, or a tail and a head of two handles.
+// The partials that hold `length` and leave least: one, or a tail and a head of two handles.
 // pre: `allowed` passes all handles if ends is kBoth.
 template <typename Allowed>
-std::optional<EdgePair> ChooseEdges(const FreeHandles& free, uint64_t length, Ends ends,
-                                    Allowed&& allowed) {
-  if (length == 0) return EdgePair{};
-  const auto tail = ends == Ends::kHead ? std::nullopt : ShortestEdge(free.tails, length, allowed);
-  const auto head = ends == Ends::kTail ? std::nullopt : ShortestEdge(free.heads, length, allowed);
-  std::optional<EdgePair> best;
+std::optional<PartialPair> ChoosePartials(const FreeHandles& free, uint64_t length, Ends ends,
+                                          Allowed&& allowed) {
+  if (length == 0) return PartialPair{};
+  const auto tail =
+      ends == Ends::kHead ? std::nullopt : ShortestPartial(free.tails, length, allowed);
+  const auto head =
+      ends == Ends::kTail ? std::nullopt : ShortestPartial(free.heads, length, allowed);
+  std::optional<PartialPair> best;
   if (tail && (!head || tail->length <= head->length)) {
-    best = EdgePair{.tail = tail, .head = {}};
+    best = PartialPair{.tail = tail, .head = {}};
   } else if (head) {
-    best = EdgePair{.tail = {}, .head = head};
+    best = PartialPair{.tail = {}, .head = head};
   }
   if (ends != Ends::kBoth) return best;
   int left = kTailsTried;
   auto shorter = free.tails.lower_bound({.length = length});
   while (shorter != free.tails.begin() && left-- > 0) {
-    const Edge first = *--shorter;
+    const PartialHandle first = *--shorter;
     const auto is_other = [&](PageId handle) { return handle != first.handle; };
-    const EdgePair pair{.tail = first,
-                        .head = ShortestEdge(free.heads, length - first.length, is_other)};
+    const PartialPair pair{.tail = first,
+                           .head = ShortestPartial(free.heads, length - first.length, is_other)};
     if (pair.head && (!best || pair.length() < best->length())) best = pair;
   }
   return best;

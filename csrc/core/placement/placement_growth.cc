@@ -71,18 +71,18 @@ class GrowthPlanner {
     const uint32_t vpages = list_.FreeAtEnd(id, at_front);
     uint64_t reused = vpages * page_;
     if (vpages < range.mapped()) {
-      const Granules edge = at_front ? list_.Head(ranges_.page_at(range.begin() + vpages))
-                                     : list_.Tail(ranges_.page_at(range.end() - 1 - vpages));
-      reused += edge.count();
+      const Granules partial = at_front ? list_.Head(ranges_.page_at(range.begin() + vpages))
+                                        : list_.Tail(ranges_.page_at(range.end() - 1 - vpages));
+      reused += partial.count();
     }
     if (reused < length_) return {id, at_front, reused, reused / page_};
-    // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
+    // Room enough, but FindMapped() refused a whole page for the remainder: that goes to a partial.
     return {id, at_front, length_ / page_ * page_, length_ / page_};
   }
 
   // What to map for `length` granules that the range does not show yet: whole handles as far as
-  // they fit, largest first; the rest in edges, else in a part of a whole handle, else in as few
-  // new pages as can be and the edges that make them so few.
+  // they fit, largest first; the rest in partials, else in a part of a whole handle, else in as few
+  // new pages as can be and the partials that make them so few.
   HandleSpan Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
     HandleSpan span;
     const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
@@ -100,34 +100,34 @@ class GrowthPlanner {
       span.whole += pages;
       rest -= pages * page_;
     }
-    std::optional<EdgePair> edges = ChooseEdges(free_, rest, ends, allowed);
-    const auto longer = edges ? std::nullopt : SmallestLeft(span.handles, allowed);
+    std::optional<PartialPair> partials = ChoosePartials(free_, rest, ends, allowed);
+    const auto longer = partials ? std::nullopt : SmallestLeft(span.handles, allowed);
     if (longer) {
       const auto [pages, handle] = *longer;
       if (pages == PagesFor(rest)) {
         span.handles.push_back(handle);
         span.whole += pages;
         rest = 0;
-        edges = EdgePair{};
+        partials = PartialPair{};
       } else {
-        const Edge edge{.length = pages * page_, .handle = handle};
-        edges = ends == Ends::kTail ? EdgePair{.tail = edge, .head = {}}
-                                    : EdgePair{.tail = {}, .head = edge};
+        const PartialHandle partial{.length = pages * page_, .handle = handle};
+        partials = ends == Ends::kTail ? PartialPair{.tail = partial, .head = {}}
+                                       : PartialPair{.tail = {}, .head = partial};
       }
     }
-    if (!edges && rest > LongestPair()) {
+    if (!partials && rest > LongestPair()) {
       span.new_pages = (rest - LongestPair()) / page_;
       rest -= span.new_pages * page_;
-      edges = ChooseEdges(free_, rest, ends, allowed);
+      partials = ChoosePartials(free_, rest, ends, allowed);
     }
-    while (!edges) {
+    while (!partials) {
       ++span.new_pages;
       rest -= std::min(rest, page_);
-      edges = ChooseEdges(free_, rest, ends, allowed);
+      partials = ChoosePartials(free_, rest, ends, allowed);
     }
     span.whole += span.new_pages;
     AppendNewHandles(span.new_pages, MostNewPages(span.new_pages), span.handles);
-    TakeEdges(*edges, rest, span);
+    TakePartials(*partials, rest, span);
     return span;
   }
 
@@ -147,32 +147,32 @@ class GrowthPlanner {
     return std::nullopt;
   }
 
-  // Of one edge all is taken: what it has too much is then left over at the block's other end, as
-  // an edge again. Amid a page no large block could use it.
-  void TakeEdges(const EdgePair& edges, uint64_t rest, HandleSpan& span) const {
-    const uint64_t spare = edges.length() - rest;
-    const uint64_t shift = edges.is_one() && spare < page_ ? spare : 0;
-    if (edges.tail) {
-      const auto [length, handle] = *edges.tail;
+  // Of one partial all is taken: what it has too much is then left over at the block's other end,
+  // as a partial again. Amid a page no large block could use it.
+  void TakePartials(const PartialPair& partials, uint64_t rest, HandleSpan& span) const {
+    const uint64_t spare = partials.length() - rest;
+    const uint64_t shift = partials.is_one() && spare < page_ ? spare : 0;
+    if (partials.tail) {
+      const auto [length, handle] = *partials.tail;
       const uint64_t taken = std::min(rest, length);
       span.start = ranges_.handle_pages(handle) * page_ - taken - shift;
       span.whole += std::min(length / page_, PagesFor(taken));
       span.handles.insert(span.handles.begin(), handle);
       rest -= taken;
     }
-    if (edges.head) {
+    if (partials.head) {
       span.start += shift;
-      span.whole += std::min(edges.head->length / page_, PagesFor(rest));
-      span.handles.push_back(edges.head->handle);
+      span.whole += std::min(partials.head->length / page_, PagesFor(rest));
+      span.handles.push_back(partials.head->handle);
     }
   }
 
   uint64_t PagesFor(uint64_t granules) const { return (granules + page_ - 1) / page_; }
 
-  // At least the length of any two edges.
+  // At least the length of any two partials.
   uint64_t LongestPair() const {
-    const auto longest = [](const std::set<Edge>& edges) {
-      return edges.empty() ? 0 : edges.rbegin()->length;
+    const auto longest = [](const std::set<PartialHandle>& partials) {
+      return partials.empty() ? 0 : partials.rbegin()->length;
     };
     return longest(free_.tails) + longest(free_.heads);
   }

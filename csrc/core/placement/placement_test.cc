@@ -1,5 +1,5 @@
-// A search ends, and edges are mapped for a block so that what is left of them is an edge again.
-// How well blocks are placed cgp_quality judges.
+// A search ends, and partials are mapped for a block so that what is left of them is a partial
+// again. How well blocks are placed cgp_quality judges.
 #include "core/placement/placement.h"
 
 #include <gtest/gtest.h>
