@@ -67,7 +67,7 @@ void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
     throw;
   }
   const Placement place = live.site;
-  if (On("lending") && several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
+  if (On("leases") && several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
     memory_.NoteGrowth(live);
   }
   if (successor_ == 0) successor_ = ranges_.AddressOf(place);

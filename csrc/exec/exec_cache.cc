@@ -44,7 +44,7 @@ void ExecCache::Remove(GraphNumber graph) {
   RemoveLocked(graph);
 }
 
-GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
+GraphExec ExecCache::Lease(GraphNumber graph, StreamId stream) {
   std::unique_lock lock(mutex_);
   Exec& exec = Hold(graph, stream, lock);
   WaitFor(members_.at(graph).last_run, stream);
@@ -58,22 +58,23 @@ GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   };
   run->captured =
       (is_elsewhere(exec.last_run) || is_elsewhere(members_.at(graph).last_run)) && IsHeld(stream);
-  exec.lent.push_back(std::move(run));
+  exec.leases.push_back(std::move(run));
   table_.Launched(number);
   launched_last_ = number;
   return exec.handle;
 }
 
-void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
+void ExecCache::Return(GraphNumber graph, const Launch& launch) {
   const std::lock_guard lock(mutex_);
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
-  CGP_CHECK(!exec.lent.empty());
-  // Lent to several threads it comes back in any order. Those of one stream are alike.
-  const auto of_stream = std::ranges::find(
-      exec.lent, launch.stream, [](const std::shared_ptr<Run>& one) { return one->launch.stream; });
-  const auto lent = of_stream != exec.lent.end() ? of_stream : exec.lent.begin();
-  std::shared_ptr<Run> run = std::move(*lent);
-  exec.lent.erase(lent);
+  CGP_CHECK(!exec.leases.empty());
+  // Leased to several threads it comes back in any order. Those of one stream are alike.
+  const auto of_stream =
+      std::ranges::find(exec.leases, launch.stream,
+                        [](const std::shared_ptr<Run>& one) { return one->launch.stream; });
+  const auto lease = of_stream != exec.leases.end() ? of_stream : exec.leases.begin();
+  std::shared_ptr<Run> run = std::move(*lease);
+  exec.leases.erase(lease);
   if (!run->captured) NoteLaunch(exec, std::move(run), launch);
 }
 
@@ -153,7 +154,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
 }
 
 bool ExecCache::InUse(Exec& exec, StreamId stream) {
-  if (!exec.lent.empty()) return true;
+  if (!exec.leases.empty()) return true;
   return exec.last_run && exec.last_run->launch.stream != stream && Running(exec.last_run);
 }
 
@@ -215,7 +216,7 @@ void ExecCache::NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& l
   const uint64_t before = std::exchange(run->number, ++launches_);
   run->launch = launch;
   std::shared_ptr<Run> other = std::exchange(exec.last_run, std::move(run));
-  // Of two that were lent at once either was launched last: the end of this one stands for both.
+  // Of two that were leased at once either was launched last: the end of this one stands for both.
   if (other && other->number > before) WaitFor(other, launch.stream);
   // Where the stream may be gone when somebody wants to know.
   if (!launch.stream_lasts) MarkEnd(*exec.last_run, /*is_there=*/true);

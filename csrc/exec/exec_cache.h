@@ -1,6 +1,6 @@
 // The executables of graphs: makes, updates and destroys them as exec_table.h decides.
 //
-// Thread-safe. What an executable holds is not changed while it is lent to a launch; nor for a
+// Thread-safe. What an executable holds is not changed while it is leased to a launch; nor for a
 // graph that is to run on another stream while its last launch has not ended. With an executable
 // each, the two graphs might run at once, and one might wait for the other: so the second gets
 // another executable, beyond the limit if need be.
@@ -69,13 +69,13 @@ class ExecCache {
   GraphNumber Add(Graph graph);
   void Remove(GraphNumber graph);
 
-  // An executable that holds the graph, for a launch on `stream`; to be given back. The stream
+  // An executable that holds the graph, for a launch on `stream`; to be returned. The stream
   // waits for the launches that the graph had on others, unless a capture holds it: what is
   // captured runs later, and it is for those who replay it to order that. Nor for one on a stream
   // that a capture holds, where the end of no launch can be marked.
-  GraphExec Lend(GraphNumber graph, StreamId stream);
-  // `launch` is what it was used for. It is given back even if this throws.
-  void GiveBack(GraphNumber graph, const Launch& launch);
+  GraphExec Lease(GraphNumber graph, StreamId stream);
+  // `launch` is what it was used for. It is returned even if this throws.
+  void Return(GraphNumber graph, const Launch& launch);
 
   // The next launch of the graph on that stream finds an executable that is ready on the device.
   // Getting it ready waits for the stream's work, and counts as a launch that has not ended. On a
@@ -105,14 +105,14 @@ class ExecCache {
     Driver& events;
     const GraphNumber graph;
     Launch launch;
-    uint64_t number;           // of all launches; until it is given back, of the one before
+    uint64_t number;           // of all launches; until it is returned, of the one before
     bool captured = false;     // and does not run now
     std::optional<Event> end;  // or something later
   };
   struct Exec {
     GraphExec handle;
-    // Made when it is lent, so that to give it back needs no memory.
-    std::vector<std::shared_ptr<Run>> lent = {};
+    // Made when it is leased, so that to return it needs no memory.
+    std::vector<std::shared_ptr<Run>> leases = {};
     std::shared_ptr<Run> last_run = nullptr;  // if that may not have ended
   };
   struct Member {

@@ -33,17 +33,17 @@ static py::object RunWithExec(SharedGraph& graph, const py::function& function) 
     const py::gil_scoped_release no_gil_now;
     (graph.*step)();
   };
-  without_gil(&SharedGraph::Lend);
+  without_gil(&SharedGraph::Lease);
   const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(function.ptr()));
   if (!result) {
     const py::error_already_set error;
     try {
-      without_gil(&SharedGraph::TakeBack);
+      without_gil(&SharedGraph::Return);
     } catch (const std::exception&) {  // it is back all the same, and the first error says more
     }
     throw error;
   }
-  without_gil(&SharedGraph::TakeBack);
+  without_gil(&SharedGraph::Return);
   return result;
 }
 

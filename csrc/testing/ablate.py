@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = {
     "known-again": "what comes behind the same sizes as in an earlier scope goes where it lay then",
     "known-alike": "a block goes where one of as many pages lay in this scope",
-    "ring": "what takes turns with its like lies in a ring of its own",
+    "ring": "what alternates with its like lies in a ring of its own",
     "slack": "a block may take a page more, unless much is wasted",
     "no-slack": "but not where a 40th of the most that ever lived is wasted",
     "large-handles": "new pages come in handles of a 56th of the pool and half the block at most",

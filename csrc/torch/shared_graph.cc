@@ -58,29 +58,29 @@ SharedGraph::SharedGraph(std::shared_ptr<ExecCache> cache, at::cuda::CUDAGraph& 
 
 SharedGraph::~SharedGraph() { cache_->Remove(number_); }
 
-void SharedGraph::Lend() {
+void SharedGraph::Lease() {
   const std::lock_guard lock(mutex_);
-  if (lent_ == 0) TemplateOf(graph_);
-  const GraphExec exec = cache_->Lend(number_, ToStreamId(CurrentStream(device_)));
-  if (lent_++ == 0) SetExec(graph_, reinterpret_cast<cudaGraphExec_t>(exec));
+  if (leases_ == 0) TemplateOf(graph_);
+  const GraphExec exec = cache_->Lease(number_, ToStreamId(CurrentStream(device_)));
+  if (leases_++ == 0) SetExec(graph_, reinterpret_cast<cudaGraphExec_t>(exec));
 }
 
-void SharedGraph::TakeBack() {
+void SharedGraph::Return() {
   const std::lock_guard lock(mutex_);
   // Who withdrew it may have captured anew since.
-  if (--lent_ == 0 && !withdrawn_) SetExec(graph_, nullptr);
-  cache_->GiveBack(number_, LaunchNow(device_));
+  if (--leases_ == 0 && !withdrawn_) SetExec(graph_, nullptr);
+  cache_->Return(number_, LaunchNow(device_));
 }
 
 void SharedGraph::Withdraw() {
   const std::lock_guard lock(mutex_);
-  if (lent_ != 0) SetExec(graph_, nullptr);
+  if (leases_ != 0) SetExec(graph_, nullptr);
   withdrawn_ = true;
 }
 
 void SharedGraph::Prepare() {
   const std::lock_guard lock(mutex_);
-  if (lent_ == 0) TemplateOf(graph_);
+  if (leases_ == 0) TemplateOf(graph_);
   cache_->Prepare(number_, LaunchNow(device_));
 }
 

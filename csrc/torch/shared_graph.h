@@ -36,12 +36,13 @@ class SharedGraph {
   // What is taken back counts as launched: an error of the launch may have come after it. Throws
   // UsageError if the CUDAGraph has been given an executable, or lost its template, behind our
   // back.
-  void Lend();
-  void TakeBack();
-  // The CUDAGraph will be reset, and must not destroy what it was lent, should it be lent one now.
+  void Lease();
+  void Return();
+  // The CUDAGraph will be reset, and must not destroy what it was leased, should it be leased one
+  // now.
   void Withdraw();
 
-  // Makes ready what the next launch on the current stream needs. Throws as Lend().
+  // Makes ready what the next launch on the current stream needs. Throws as Lease().
   void Prepare();
 
  private:
@@ -50,7 +51,7 @@ class SharedGraph {
   const c10::DeviceIndex device_;
   const GraphNumber number_;
   std::mutex mutex_;
-  int lent_ = 0;  // how often
+  int leases_ = 0;  // how often
   bool withdrawn_ = false;
 };
 

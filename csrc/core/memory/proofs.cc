@@ -124,7 +124,7 @@ std::size_t ProofTable::AddStream(CaptureId capture) {
   const std::size_t number = streams_.size();
   streams_.emplace_back().capture = capture;
   try {
-    for (Stream& stream : streams_) stream.loans.resize(streams_.size());
+    for (Stream& stream : streams_) stream.leases.resize(streams_.size());
     for (std::size_t i = 0; i < fences_.size(); ++i) {
       const auto fence = static_cast<FenceId>(i);
       if (Contains(fence)) Wait(number, fence);
@@ -147,7 +147,7 @@ void ProofTable::Add(FenceId fence, CaptureId capture, std::span<const GraphNode
   added.count = static_cast<uint32_t>(nodes.size());
   try {
     for (std::size_t stream = 0; stream < streams_.size(); ++stream) {
-      if (!Wait(stream, fence)) Lend(fence, stream);
+      if (!Wait(stream, fence)) Lease(fence, stream);
     }
   } catch (...) {
     added.count = 0;  // what waits for it by now is passed over
@@ -172,41 +172,41 @@ bool ProofTable::IsProven(FenceId fence, std::size_t stream) const {
   return Owns(stream, known) || !FirstMissing(streams_[stream], known);
 }
 
-bool ProofTable::IsLent(FenceId fence, std::size_t stream) const {
+bool ProofTable::IsLeased(FenceId fence, std::size_t stream) const {
   const std::optional<std::size_t> owner = fences_[Index(fence)].owner;
   return IsProven(fence, stream) &&
-         (!owner || owner == stream || streams_[*owner].loans[stream] != Loan::kRefused);
+         (!owner || owner == stream || streams_[*owner].leases[stream] != LeaseState::kRefused);
 }
 
 void ProofTable::NoteGrowth(std::size_t stream) {
-  std::ranges::replace(streams_[stream].loans, Loan::kOut, Loan::kRefused);
+  std::ranges::replace(streams_[stream].leases, LeaseState::kOut, LeaseState::kRefused);
 }
 
-bool ProofTable::Lend(FenceId fence, std::size_t stream) {
+bool ProofTable::Lease(FenceId fence, std::size_t stream) {
   const std::optional<std::size_t> owner = fences_[Index(fence)].owner;
   if (!owner || owner == stream) return true;
   Receive(stream, *owner);
-  Loan& loan = streams_[*owner].loans[stream];
-  if (loan == Loan::kRefused) {
+  LeaseState& lease = streams_[*owner].leases[stream];
+  if (lease == LeaseState::kRefused) {
     streams_[stream].refused.push_back(fence);
     return false;
   }
-  loan = Loan::kOut;
+  lease = LeaseState::kOut;
   return true;
 }
 
 void ProofTable::Receive(std::size_t stream, std::size_t other) {
-  Loan& loan = streams_[stream].loans[other];
-  if (loan == Loan::kRefused) {
+  LeaseState& lease = streams_[stream].leases[other];
+  if (lease == LeaseState::kRefused) {
     std::vector<FenceId>& refused = streams_[other].refused;
     std::erase_if(refused, [this](FenceId fence) { return !Contains(fence); });
-    const auto lent = std::partition(refused.begin(), refused.end(), [&](FenceId fence) {
+    const auto leased = std::partition(refused.begin(), refused.end(), [&](FenceId fence) {
       return fences_[Index(fence)].owner != stream;
     });
-    streams_[other].proven.insert(streams_[other].proven.end(), lent, refused.end());
-    refused.erase(lent, refused.end());
+    streams_[other].proven.insert(streams_[other].proven.end(), leased, refused.end());
+    refused.erase(leased, refused.end());
   }
-  loan = Loan::kNone;
+  lease = LeaseState::kNone;
 }
 
 void ProofTable::Forfeit(std::size_t number) {
@@ -236,7 +236,7 @@ void ProofTable::Tell(std::size_t number, PathId path) {
   while (next()) {
     const FenceId fence = stream.queues[Index(path)].front().fence;
     ReserveMore(stream.proven, 1);
-    if (Contains(fence) && !Wait(number, fence) && Lend(fence, number)) {
+    if (Contains(fence) && !Wait(number, fence) && Lease(fence, number)) {
       stream.proven.push_back(fence);
     }
     std::vector<Waiter>& queue = stream.queues[Index(path)];

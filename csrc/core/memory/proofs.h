@@ -20,11 +20,11 @@
 // the next, or is proven. Those that wait on one path of the graph wait in the order in which the
 // stream will come by. So nobody ever looks through the fences.
 //
-// What a stream frees is lent to others to whom it is proven. A stream that never waits for the
+// What a stream frees is leased to others to whom it is proven. A stream that never waits for the
 // others does not get it back before the capture ends, and without a limit the pool would grow as
-// long as that lasts. So one that has had to make the pool grow since it lent to another lends no
-// more to that one until something of the other's is proven to it. Free pages that nobody had in
-// this capture count as growth: a later capture would else lend until it has used them up.
+// long as that lasts. So one that has had to make the pool grow since it leased to another leases
+// no more to that one until something of the other's is proven to it. Free pages that nobody had in
+// this capture count as growth: a later capture would else lease until it has used them up.
 #pragma once
 
 #include <cstddef>
@@ -155,8 +155,8 @@ class ProofTable {
     return Index(fence) < fences_.size() && fences_[Index(fence)].count > 0;
   }
   bool IsProven(FenceId fence, std::size_t stream) const;
-  // Whether it is proven, and its owner lends to the stream.
-  bool IsLent(FenceId fence, std::size_t stream) const;
+  // Whether it is proven, and its owner leases to the stream.
+  bool IsLeased(FenceId fence, std::size_t stream) const;
   // The stream has taken pages that nobody had in this capture, new or free ones.
   void NoteGrowth(std::size_t stream);
   // Whether the stream has gone on without waiting for what came before: it is behind a
@@ -168,7 +168,7 @@ class ProofTable {
   // Nothing is proven to the stream but the fences that it comes to own from now on.
   void Forfeit(std::size_t stream);
 
-  // The stream stands at `frontier`: returns the fences that are proven and lent to it since
+  // The stream stands at `frontier`: returns the fences that are proven and leased to it since
   // HandOver() was called last, in no order; valid until the next call. Whoever fails to act on
   // them gets them again. May throw with the stream at the frontier or where it was.
   std::span<const FenceId> Advance(std::size_t stream, const Frontier& frontier);
@@ -188,7 +188,7 @@ class ProofTable {
     uint32_t count = 0;  // of nodes; 0: no fence of this table
     std::optional<std::size_t> owner;
   };
-  enum class Loan : uint8_t { kNone, kOut, kRefused };
+  enum class LeaseState : uint8_t { kNone, kOut, kRefused };
   struct Waiter {
     uint32_t index = 0;  // of the node on its path
     FenceId fence{};
@@ -199,9 +199,9 @@ class ProofTable {
     uint32_t owns_from = 0;         // it owns fences whose first node is not before this one
     GraphOrder::Reach reach;
     std::vector<GraphOrder::Step> news;       // reached, but who waits there has not been told yet
-    std::vector<FenceId> proven;              // and lent, but not handed over yet
-    std::vector<FenceId> refused;             // proven, but not lent
-    std::vector<Loan> loans;                  // to each stream
+    std::vector<FenceId> proven;              // and leased, but not handed over yet
+    std::vector<FenceId> refused;             // proven, but not leased
+    std::vector<LeaseState> leases;           // to each stream
     std::vector<std::vector<Waiter>> queues;  // by path: heaps, that of the first node in front
   };
 
@@ -213,10 +213,10 @@ class ProofTable {
     return fence.owner == stream && fence.first >= streams_[stream].owns_from;
   }
 
-  // Whether the fence, which has come to be proven to the stream, is lent to it; it is refused else.
-  // Throws with it neither lent nor refused.
-  bool Lend(FenceId fence, std::size_t stream);
-  // Something of the other's is proven to the stream, which lends to it again.
+  // Whether the fence, which has come to be proven to the stream, is leased to it; it is refused
+  // else. Throws with it neither leased nor refused.
+  bool Lease(FenceId fence, std::size_t stream);
+  // Something of the other's is proven to the stream, which leases to it again.
   void Receive(std::size_t stream, std::size_t other);
 
   void Tell(std::size_t stream, PathId path);

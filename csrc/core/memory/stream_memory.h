@@ -11,7 +11,7 @@
 //   proofs_.stream_count() == 0  or  one of its streams for each free list, in their order
 //   proofs_.stream_count() > 0  =>  a capture of several streams is under way
 //   the free list of one of these streams passes a proof fence   =>  it is proven to the stream
-//   it is proven to the stream, and its owner lends to that  =>  the free list passes it
+//   it is proven to the stream, and its owner leases to that  =>  the free list passes it
 //   no scope is open  =>  no stream has a free list, and no block waits to be given
 //   the used nodes of the space  ==  those of live blocks and of freed ones that wait to be given
 #pragma once

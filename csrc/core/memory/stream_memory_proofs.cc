@@ -94,7 +94,7 @@ FenceId StreamMemory::ProofFence(CaptureId of, std::optional<std::size_t> owner)
     bytes_.free_list(i).MakeRoomForFence(fence);
   proofs_.Add(fence, of, nodes_, owner);
   for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
-    bytes_.free_list(i).SetPasses(fence, proofs_.IsLent(fence, i));
+    bytes_.free_list(i).SetPasses(fence, proofs_.IsLeased(fence, i));
   }
   return fence;
 }
@@ -131,7 +131,7 @@ void StreamMemory::ForgetProofs() {
   proofs_.Clear();
 }
 
-// Each free list passes what is lent to its stream.
+// Each free list passes what is leased to its stream.
 void StreamMemory::CheckProofs() const {
   bytes_.space().ForEachNode([&](NodeId id) {
     const FenceId fence = bytes_.space().node(id).fence;
@@ -139,7 +139,7 @@ void StreamMemory::CheckProofs() const {
     for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
       if (proofs_.must_forfeit(i) || !proofs_.IsHandedOver(i)) continue;
       const bool passes = bytes_.free_list(i).Passes(fence);
-      CGP_CHECK(passes ? proofs_.IsProven(fence, i) : !proofs_.IsLent(fence, i));
+      CGP_CHECK(passes ? proofs_.IsProven(fence, i) : !proofs_.IsLeased(fence, i));
     }
   });
 }
