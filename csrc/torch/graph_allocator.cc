@@ -41,9 +41,9 @@ bool IsMapped(const void* pointer) {
 struct CheckpointOfOurs final : cca::AllocatorState {
   PoolId id;
   PoolCheckpoint checkpoint;
-  // The pool's annex, if it was in use, and the base's checkpoint of it.
-  std::optional<MempoolId_t> annex;
-  std::shared_ptr<cca::AllocatorState> of_annex;
+  // The pool's side pool, if it was in use, and the base's checkpoint of it.
+  std::optional<MempoolId_t> side_pool;
+  std::shared_ptr<cca::AllocatorState> of_side_pool;
 };
 
 // Nothing if the memory does not suffice.
@@ -88,12 +88,12 @@ DataPtr GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream,
     return memory;
   } catch (c10::OutOfMemoryError& error) {
     const DeviceIndex device = CurrentDevice();
-    const auto lent = target ? std::nullopt : Lend(bytes, device, ask_stream(device));
-    if (!lent) {
+    const auto owned = target ? std::nullopt : AllocateOnOom(bytes, device, ask_stream(device));
+    if (!owned) {
       AddPools(error, device);
       throw;
     }
-    return ToData(lent->block, device);
+    return ToData(owned->block, device);
   }
 }
 
@@ -177,18 +177,18 @@ std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Reques
   return block;
 }
 
-std::optional<DevicePools::Owned> GraphAllocator::Lend(size_t bytes, DeviceIndex device,
-                                                       cudaStream_t stream) {
+std::optional<DevicePools::Owned> GraphAllocator::AllocateOnOom(size_t bytes, DeviceIndex device,
+                                                                cudaStream_t stream) {
   if (IsCapturing(stream)) return std::nullopt;  // no graph would keep it
   const History::Telling telling(history_);
   History::Context context = history_.Gather(History::When::STATE);
   try {
-    auto lent = scopes_.Lend(device, [&](DevicePools& pools, const Target& lender) {
+    auto owned = scopes_.AllocateOnOom(device, [&](DevicePools& pools, const Target& target) {
       return TryWatched(pools,
-                        {lender.id, bytes, ToStreamId(stream), kNoCapture, lender.whole_pages});
+                        {target.id, bytes, ToStreamId(stream), kNoCapture, target.whole_pages});
     });
-    if (lent) Announce(base_, *lent, std::move(context));
-    return lent;
+    if (owned) Announce(base_, *owned, std::move(context));
+    return owned;
   } catch (const DriverError&) {
     return std::nullopt;  // the base's error is the one to know
   }
@@ -237,7 +237,7 @@ DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
   if (pools == nullptr) return base_.getDeviceStats(device);
   DeviceStats stats = pools->stats.Get(base_);
-  scopes_.annexes().Rename(stats);
+  scopes_.side_pools().Rename(stats);
   return stats;
 }
 
@@ -249,18 +249,19 @@ cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) 
     if (all) ours.emplace_back(pools, std::nullopt);
     if (only) ours.emplace_back(pools, only->id);
   }
-  // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
-  // an id that no pool has.
+  // Asked for one pool of ours, the base is asked for its side pools and the rest of the answer,
+  // under an id that no pool has.
   const bool one_of_ours = !all && !ours.empty();
   auto info = base_.snapshot(one_of_ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
   for (const auto& [pools, only] : ours) {
-    if (const auto annex = only ? scopes_.annexes().Find(pools->device, *only) : std::nullopt) {
-      auto segments = base_.snapshot(*annex, false).segments;
+    if (const auto side_pool =
+            only ? scopes_.side_pools().Find(pools->device, *only) : std::nullopt) {
+      auto segments = base_.snapshot(*side_pool, false).segments;
       std::ranges::move(segments, std::back_inserter(info.segments));
     }
     pools->AppendSegments(only, history_, info.segments);
   }
-  scopes_.annexes().Rename(info);
+  scopes_.side_pools().Rename(info);
   if (include_traces) history_.MergeInto(info.device_traces);
   return info;
 }
@@ -278,8 +279,8 @@ bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id
   for (const PoolSnapshot::LiveBlock& live : ours->pools->set.Snapshot(ours->id).blocks) {
     if (rest.erase(reinterpret_cast<void*>(live.block.address)) == 0) return false;
   }
-  const auto annex = scopes_.annexes().Find(device, ours->id);
-  return annex ? base_.checkPoolLiveAllocations(device, *annex, rest) : rest.empty();
+  const auto side_pool = scopes_.side_pools().Find(device, ours->id);
+  return side_pool ? base_.checkPoolLiveAllocations(device, *side_pool, rest) : rest.empty();
 }
 
 cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
@@ -338,8 +339,8 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
   const auto state = std::make_shared<CheckpointOfOurs>();
   state->id = ours->id;
   state->checkpoint = ours->pools->set.Checkpoint(ours->id);
-  state->annex = scopes_.annexes().Find(device, ours->id);
-  if (state->annex) state->of_annex = base_.getCheckpointState(device, *state->annex);
+  state->side_pool = scopes_.side_pools().Find(device, ours->id);
+  if (state->side_pool) state->of_side_pool = base_.getCheckpointState(device, *state->side_pool);
   return state;
 }
 
@@ -362,13 +363,13 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   // Trees go back after a graph that failed too.
   scopes_.EndFailed(device, {ours->id.first, ours->id.second});
   // Asked first, as the base could refuse only when ours has been restored.
-  TORCH_CHECK(!ours->annex || ours->annex == scopes_.annexes().Find(device, ours->id),
+  TORCH_CHECK(!ours->side_pool || ours->side_pool == scopes_.side_pools().Find(device, ours->id),
               "the checkpoint is of graph pool " + ToString(ours->id) +
                   " as it was before all its graphs were reset: take another one");
   pools.stats.BeforeChange(base_);
   // No other thread may use the pool now: torch goes back in it. The base goes first, since what it
   // throws then leaves ours as it was.
-  if (ours->annex) restore_in_base(ours->of_annex);
+  if (ours->side_pool) restore_in_base(ours->of_side_pool);
   std::vector<void*>& freed = delta.ptrs_freed;
   std::vector<DataPtr>& allocated = delta.dataptrs_allocd;
   const auto restore = [&] {

@@ -186,7 +186,7 @@ class GraphAllocator final : public CUDAAllocator {
 
  private:
   // In one of our pools, if a route leads there; else what `ask_base` returns or, if that is routed
-  // to no pool and the base has none, what a MemPool of ours lends.
+  // to no pool and the base has none, what a use_on_oom MemPool of ours has.
   template <typename AskStream, typename AskBase>
   DataPtr Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   Block AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream);
@@ -194,7 +194,8 @@ class GraphAllocator final : public CUDAAllocator {
   // the base has to be asked and told before is done.
   std::optional<Block> TryWatched(DevicePools& pools, const Request& request);
   // A block of a use_on_oom pool, for what no route takes and the base has no memory for.
-  std::optional<DevicePools::Owned> Lend(size_t bytes, DeviceIndex device, cudaStream_t stream);
+  std::optional<DevicePools::Owned> AllocateOnOom(size_t bytes, DeviceIndex device,
+                                                  cudaStream_t stream);
 
   CUDAAllocator& base_;
   CaptureScopes scopes_{kGraphAllocator, &base_};

@@ -76,7 +76,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   }
   const auto hold = [&] {
     if (pools == nullptr) return;
-    if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
+    if (graphs) RetainFor(*pools, *graphs, pool);  // another capture may have begun the route
     Hold(*pools, id, pool);
   };
   if (kind == ScopeKind::kCapture && routes_.Resume(route, stream, graphs.has_value(), hold)) {
@@ -106,14 +106,14 @@ void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optiona
   CountName(route.device, route.name, route.id, 1);
   OrUndo([&] { pools.set.BeginScope(route.id, route.kind, capturing); },
          [&] { CountName(route.device, route.name, route.id, -1); });
-  bool is_kept = false;
+  bool is_retained = false;
   const auto tell = [&] {
-    is_kept = graphs && KeepFor(pools, *graphs, route.id);
-    if (route.kind == ScopeKind::kCapture) annexes_.Begin(route.device, route.id);
+    is_retained = graphs && RetainFor(pools, *graphs, route.id);
+    if (route.kind == ScopeKind::kCapture) side_pools_.Begin(route.device, route.id);
   };
   OrUndo(tell, [&] {
-    if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
-    if (is_kept) pools.set.Release(route.id);
+    if (is_retained) retained_.erase({{route.device, *graphs}, route.id});
+    if (is_retained) pools.set.Release(route.id);
     CountName(route.device, route.name, route.id, -1);
     pools.EndScope(route.id);
     pools.set.Release(route.id);
@@ -154,7 +154,7 @@ void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
   // That a capture is over is so whatever the base says.
   const bool capture = kind == ScopeKind::kCapture;
   TryTwice("the allocator below it, told that a capture is over,", [&] {
-    if (capture) annexes_.End(pools.device, pool);
+    if (capture) side_pools_.End(pools.device, pool);
   });
   pools.EndScope(pool);
   if (capture) ReleaseUnused(pools, pool);
@@ -234,17 +234,17 @@ void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
     if (BaseKnows(device, id)) return;
     const PoolId pool{id.first, id.second};
     mempools_.erase({device, pool});
-    if (DevicePools* const kept = DevicePools::Find(device)) ReleaseKeptFor(*kept, pool);
+    if (DevicePools* const known = DevicePools::Find(device)) ReleaseRetainedFor(*known, pool);
   });
 }
 
 void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (routes_.TargetOf(pools.device, id)) return;
-  if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
+  if (UsersOf(pools, id) == 0) ReleaseRetainedFor(pools, id);
   if (pools.set.UseCount(id) > 0) return;
   mempools_.erase({pools.device, id});
   TryTwice("the allocator below it, told that a pool's graphs are gone,",
-           [&] { annexes_.Release(pools.device, id); });
+           [&] { side_pools_.Release(pools.device, id); });
 }
 
 void CaptureScopes::Register(DeviceIndex device, PoolId id) {

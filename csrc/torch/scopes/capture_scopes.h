@@ -40,8 +40,8 @@
 
 #include "core/pool_set.h"
 #include "torch/device_pools.h"
-#include "torch/scopes/annexes.h"
 #include "torch/scopes/routes.h"
+#include "torch/scopes/side_pools.h"
 
 namespace cgp {
 
@@ -56,7 +56,7 @@ class CaptureScopes {
   static bool IsAnonymous(MempoolId_t id) { return id.first != 0 && id.second == 0; }
 
   RouteTable& routes() { return routes_; }
-  const Annexes& annexes() const { return annexes_; }
+  const SidePools& side_pools() const { return side_pools_; }
 
   // torch's calls, each by the name that CUDAAllocator has for it.
   void Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter);
@@ -78,7 +78,8 @@ class CaptureScopes {
     return FindMemPool({device, id}) != nullptr;
   }
 
-  // Of captures to come: whether they become ours, or the base's; pools that are ours go on working.
+  // Of captures to come: whether they become ours, or the base's; pools that are ours go on
+  // working.
   std::atomic<bool> takes_captures{true};
   // Whether those that name no pool share one, and whether MemPools are ours.
   std::atomic<bool> shares_captures{false};
@@ -110,15 +111,15 @@ class CaptureScopes {
   // Asks for a block in each use_on_oom pool of the device until there is one, for what no route
   // takes and the base has no memory for.
   using AllocateIn = std::function<std::optional<Block>(DevicePools&, const Target&)>;
-  std::optional<DevicePools::Owned> Lend(DeviceIndex device, const AllocateIn& allocate);
+  std::optional<DevicePools::Owned> AllocateOnOom(DeviceIndex device, const AllocateIn& allocate);
 
  private:
   using ScopeKey = std::pair<DeviceIndex, PoolId>;
 
   // A torch.cuda.MemPool, as far as we saw it being made.
   struct MemPool {
-    bool ours = false;         // or the base's
-    bool lends = false;        // use_on_oom
+    bool ours = false;  // or the base's
+    bool use_on_oom = false;
     bool whole_pages = false;  // no_split
   };
 
@@ -153,10 +154,10 @@ class CaptureScopes {
   void ReleaseUnused(DevicePools& pools, PoolId id);
   // How many use the pool, but for graphs that are captured into others.
   int UsersOf(DevicePools& pools, PoolId pool) const;
-  // `nested` has memory of graphs in pool `of`: it is kept until that has no users. Returns whether
-  // this is new.
-  bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
-  void ReleaseKeptFor(DevicePools& pools, PoolId of);
+  // `nested` has memory of graphs in pool `of`: it is retained until that has no users. Returns
+  // whether this is new.
+  bool RetainFor(DevicePools& pools, PoolId of, PoolId nested);
+  void ReleaseRetainedFor(DevicePools& pools, PoolId of);
 
   void CloseAbandoned(const std::function<bool(const Route&)>& considered);
   // The captures of these routes have failed, since a new one begins where they were. The routes of
@@ -166,7 +167,7 @@ class CaptureScopes {
   const PoolsOwner owner_;
   Base* const base_;
   RouteTable routes_;
-  Annexes annexes_{base_, routes_};
+  SidePools side_pools_{base_, routes_};
   mutable std::mutex names_mutex_;  // the last one, for those who have no other
   std::map<std::pair<DeviceIndex, MempoolId_t>, int> shared_uses_;
 
@@ -175,9 +176,9 @@ class CaptureScopes {
   mutable std::mutex mutex_;
   std::map<ScopeKey, MemPool> mempools_;
   // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
-  std::set<std::pair<ScopeKey, PoolId>> kept_;
-  // What captures of ours had that looked abandoned. Their scopes are closed; their graphs may still
-  // end them.
+  std::set<std::pair<ScopeKey, PoolId>> retained_;
+  // What captures of ours had that looked abandoned. Their scopes are closed; their graphs may
+  // still end them.
   std::vector<Route> late_ends_;
 };
 

@@ -14,8 +14,8 @@ namespace cgp {
 
 namespace {
 
-// Annexes may be late: the base knows captures of ours by them.
-bool IsAnnex(const MempoolId_t& id) { return id.first > ~0ULL / 2 && id.second == ~0ULL; }
+// Side pools may be late: the base knows captures of ours by them.
+bool IsSidePool(const MempoolId_t& id) { return id.first > ~0ULL / 2 && id.second == ~0ULL; }
 
 }  // namespace
 
@@ -27,12 +27,12 @@ std::string World::Describe() {
          << stats.live_blocks << " bytes " << stats.allocated_bytes << "\n";
   }
   for (const auto& [id, users] : base.users) {
-    if (users > 0 && !IsAnnex(id)) {
+    if (users > 0 && !IsSidePool(id)) {
       text << "base's " << id.first << " " << id.second << " users " << users << "\n";
     }
   }
   for (const auto& [scope, filter] : base.open) {
-    if (!IsAnnex(scope.second)) text << "base's open " << scope.second.second << "\n";
+    if (!IsSidePool(scope.second)) text << "base's open " << scope.second.second << "\n";
   }
   text << "base's blocks " << FakeBaseAllocator::live.size() << " fraction " << base.fraction
        << " capturing " << allocator.capturing() << " limit " << allocator.getMemoryFraction(device)
@@ -242,8 +242,8 @@ TEST_F(AfterAFaultTest, WhatACheckpointOfTheBaseBroughtBackIsNotFreed) {
       World w;
       w.Begin(kId);
       w.blocks.push_back(w.allocator.allocate(3 * kPage));
-      w.blocks.push_back(w.base.allocate(1000));  // asked of the base: it lies in the annex
-      void* const annexed = w.blocks.back().get();
+      w.blocks.push_back(w.base.allocate(1000));  // asked of the base: it lies in the side pool
+      void* const beside = w.blocks.back().get();
       w.End(kId);
       w.checkpoint = w.allocator.getCheckpointState(w.device, kId);
       faults::Arm(kind, number);
@@ -254,7 +254,7 @@ TEST_F(AfterAFaultTest, WhatACheckpointOfTheBaseBroughtBackIsNotFreed) {
       } catch (const std::exception&) {  // whoever has the block keeps it
       }
       failed = faults::Disarm();
-      EXPECT_TRUE(FakeBaseAllocator::live.contains(annexed)) << number;
+      EXPECT_TRUE(FakeBaseAllocator::live.contains(beside)) << number;
       w.blocks.clear();
       w.Release(kId);
     }

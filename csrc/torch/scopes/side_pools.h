@@ -1,4 +1,4 @@
-// Annexes: memory of the base for the graphs of our pools.
+// Side pools: memory of the base for the graphs of our pools.
 //
 // torch does not ask us for all that a capture allocates. A storage asks the allocator that it was
 // made by, so one from before enable() that has to grow in a capture (out=, Tensor.resize_(),
@@ -6,9 +6,9 @@
 // graph too: eager memory would be somebody else's by the time the graph is replayed.
 //
 // So beside each capture scope of a pool of ours the base has a scope too, in a private pool of its
-// own: the annex of ours. It takes what our routes match to our pool. What we forward to the base
-// matches none of our pools, so it never lands there. The base keeps the annex as long as ours has
-// users. Eager scopes need none: what the base hands out then is used by eager work.
+// own: the side pool of ours. It takes what our routes match to our pool. What we forward to the
+// base matches none of our pools, so it never lands there. The base keeps the side pool as long as
+// ours has users. Eager scopes need none: what the base hands out then is used by eager work.
 //
 // There is another use: as long as a route is open in the base it records and asks for no events
 // and gives nothing back to the device, any of which could break a capture.
@@ -30,55 +30,55 @@
 
 namespace cgp {
 
-class Annexes {
+class SidePools {
  public:
-  // Both must outlive this. Without a base there are no annexes.
-  Annexes(Base* base, RouteTable& routes) : base_(base), routes_(routes) {}
+  // Both must outlive this. Without a base there are no side pools.
+  SidePools(Base* base, RouteTable& routes) : base_(base), routes_(routes) {}
 
-  // Begins and ends a scope of the pool's annex, which is made if need be. If the base throws
+  // Begins and ends a scope of the pool's side pool, which is made if need be. If the base throws
   // nothing has changed. The caller orders these calls and Release().
   void Begin(DeviceIndex device, PoolId pool) {
     if (base_ == nullptr) return;
     std::unique_lock lock(mutex_);
-    Annex& annex = annexes_[{device, pool}];
-    if (annex.users == 0) annex.id = NewName();
+    SidePool& side_pool = side_pools_[{device, pool}];
+    if (side_pool.users == 0) side_pool.id = NewName();
     lock.unlock();
     base_->beginAllocateToPool(
-        device, annex.id, [this, device, pool, used = annex.used](cudaStream_t stream) {
+        device, side_pool.id, [this, device, pool, used = side_pool.used](cudaStream_t stream) {
           const auto target = routes_.Match(device, stream);
           const bool takes = target && target->pools != nullptr && target->id == pool;
           if (takes) used->store(true, std::memory_order_relaxed);
           return takes;
         });
-    ++annex.users;
+    ++side_pool.users;
   }
   void End(DeviceIndex device, PoolId pool) {
-    if (base_ != nullptr) base_->endAllocateToPool(device, annexes_.at({device, pool}).id);
+    if (base_ != nullptr) base_->endAllocateToPool(device, side_pools_.at({device, pool}).id);
   }
 
-  // The pool has no users left: nor has its annex, if it has one. If the base throws, another call
-  // goes on where this one ended. pre: no scope of it is open.
+  // The pool has no users left: nor has its side pool, if it has one. If the base throws, another
+  // call goes on where this one ended. pre: no scope of it is open.
   void Release(DeviceIndex device, PoolId pool) {
-    const auto found = annexes_.find({device, pool});
-    if (found == annexes_.end()) return;
-    Annex& annex = found->second;
+    const auto found = side_pools_.find({device, pool});
+    if (found == side_pools_.end()) return;
+    SidePool& side_pool = found->second;
     // A user at a time, so that an error leaves to the next call what is left.
-    for (; annex.users > 0; --annex.users) base_->releasePool(device, annex.id);
+    for (; side_pool.users > 0; --side_pool.users) base_->releasePool(device, side_pool.id);
     const std::lock_guard lock(mutex_);
-    if (*annex.used) past_owners_[annex.id] = NameOf(pool);
-    annexes_.erase(found);
+    if (*side_pool.used) past_owners_[side_pool.id] = NameOf(pool);
+    side_pools_.erase(found);
   }
 
-  // What the base calls the pool's annex, if anything may have been allocated there.
+  // What the base calls the pool's side pool, if anything may have been allocated there.
   std::optional<MempoolId_t> Find(DeviceIndex device, PoolId pool) const {
     const std::lock_guard lock(mutex_);
-    const auto found = annexes_.find({device, pool});
-    if (found == annexes_.end() || !*found->second.used) return std::nullopt;
+    const auto found = side_pools_.find({device, pool});
+    if (found == side_pools_.end() || !*found->second.used) return std::nullopt;
     return found->second.id;
   }
 
-  // Put the names of our pools in the place of those of their annexes, also of annexes that were
-  // given up and may hold memory yet.
+  // Put the names of our pools in the place of those of their side pools, also of side pools that
+  // were given up and may hold memory yet.
   void Rename(c10::cuda::CUDACachingAllocator::SnapshotInfo& info) const {
     const auto owners = Owners();
     const auto rename = [&](MempoolId_t& id) {
@@ -92,8 +92,8 @@ class Annexes {
   void Rename(c10::CachingDeviceAllocator::DeviceStats& stats) const {
     auto* const pools = ReservedByPrivatePool(stats);
     if (pools == nullptr) return;
-    for (const auto& [annex, owner] : Owners()) {
-      const auto found = pools->find(annex);  // in a map of torch's own, which cannot extract
+    for (const auto& [side_pool, owner] : Owners()) {
+      const auto found = pools->find(side_pool);  // in a map of torch's own, which cannot extract
       if (found == pools->end()) continue;
       const c10::CachingAllocator::StatArray counts = found->second;
       pools->erase(found);
@@ -102,7 +102,7 @@ class Annexes {
   }
 
  private:
-  struct Annex {
+  struct SidePool {
     MempoolId_t id;
     int users = 0;  // that the base counts: one for each Begin()
     // Whether the filter has ever taken an allocation.
@@ -115,11 +115,11 @@ class Annexes {
   MempoolId_t NewName() { return {~++made_, ~0ULL}; }
   static MempoolId_t NameOf(PoolId pool) { return {pool.first, pool.second}; }
 
-  // Which pool each annex belongs to.
+  // Which pool each side pool belongs to.
   std::map<MempoolId_t, MempoolId_t> Owners() const {
     const std::lock_guard lock(mutex_);
     auto owners = past_owners_;
-    for (const auto& [key, annex] : annexes_) owners[annex.id] = NameOf(key.second);
+    for (const auto& [key, side_pool] : side_pools_) owners[side_pool.id] = NameOf(key.second);
     return owners;
   }
 
@@ -127,7 +127,7 @@ class Annexes {
   RouteTable& routes_;
   // For those whom the caller does not order. Never held while the base is called.
   mutable std::mutex mutex_;
-  std::map<std::pair<DeviceIndex, PoolId>, Annex> annexes_;
+  std::map<std::pair<DeviceIndex, PoolId>, SidePool> side_pools_;
   // Of those that were given up after they had been used: few, as only old storages use them.
   std::map<MempoolId_t, MempoolId_t> past_owners_;
   uint64_t made_ = 0;
