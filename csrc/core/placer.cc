@@ -57,10 +57,10 @@ void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
     live.site = Find(list, live, stats, again, alike);
   } catch (const DriverError& error) {
     // What the ring has free is for others where nothing else is left.
-    if (IsExhausted(error) && turns_since_) {
+    if (IsExhausted(error) && alternates_since_) {
       memory_.DissolveRing();
-      ring_.Forget();
-      turns_since_.reset();
+      ring_.Clear();
+      alternates_since_.reset();
       return Place(list, live, stats);
     }
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
@@ -90,7 +90,7 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
   const LiveBlock* like = nullptr;
   bool in_ring = false;
   for (const Placement place : again) {
-    if (free && !turns_since_) break;
+    if (free && !alternates_since_) break;
     if (InRing(place.vpage)) {
       in_ring = true;
     } else if (!free && On("known-again") && WholePagesAt(list, place, length)) {
@@ -99,11 +99,11 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
       like = LikeAt(place, live.key);
     }
   }
-  const bool takes_turns = turns_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
-  if (takes_turns && (in_ring || like != nullptr)) {
+  const bool alternates = alternates_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
+  if (alternates && (in_ring || like != nullptr)) {
     // Whole pages that are open are taken first; not when captures have come around once, and all
     // that they hold beside is in place.
-    const bool takes_whole = like && like->tenure < *turns_since_;
+    const bool takes_whole = like && like->tenure < *alternates_since_;
     try {
       return {ring_.Place(list, length, /*is_first=*/like, takes_whole)};
     } catch (const DriverError& error) {
@@ -111,7 +111,7 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
     }
   }
   // Then a place that is taken is no good: what lives there will be elsewhere too.
-  if (turns_since_) {
+  if (alternates_since_) {
     std::erase_if(again, [&](Placement place) { return !WholePagesAt(list, place, length); });
   }
   if (like != nullptr) {
@@ -146,7 +146,7 @@ void Placer::BeginScope(ScopeKind kind) {
   if (!std::exchange(dropped_, false)) return;
   like_ = 0;
   const LiveBlock* const successor = blocks_.Find(successor_);
-  if (successor != nullptr && !turns_since_) turns_since_ = successor->tenure;
+  if (successor != nullptr && !alternates_since_) alternates_since_ = successor->tenure;
 }
 
 Slack Placer::SlackFor(const FreeList& list, Granules length, const PoolStats& stats) const {

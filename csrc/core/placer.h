@@ -27,9 +27,9 @@ class Placer {
 
   void BeginScope(ScopeKind kind);
   // Virtual pages have other numbers now.
-  void Forget() {
-    known_.Forget();
-    ring_.Forget();
+  void Clear() {
+    known_.Clear();
+    ring_.Clear();
   }
 
   bool InRing(VirtualPage vpage) const { return ring_.Holds(vpage); }
@@ -73,7 +73,7 @@ class Placer {
   Address successor_ = 0;  // 0: of the block that is placed next
   bool dropped_ = false;   // the like was, between scopes
   // Whether what captures keep takes turns with its likes, and since which tenure.
-  std::optional<uint32_t> turns_since_;
+  std::optional<uint32_t> alternates_since_;
 };
 
 }  // namespace cgp

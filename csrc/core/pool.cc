@@ -308,7 +308,7 @@ std::exception_ptr Pool::Shrink() {
   shrinking_.reset();
   blocks_.ForEach(
       [&](Address, LiveBlock& live) { live.site.vpage = renumbering.Of(live.site.vpage); });
-  placer_.Forget();
+  placer_.Clear();
   return renumbering.error;
 }
 

@@ -248,7 +248,7 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
     } catch (const std::exception&) {
       if (!error) error = std::current_exception();
     }
-    ForgetFreedAddresses(*member);
+    DropFreedAddresses(*member);
     bytes += reserved - member->pool.reserved_bytes();
     Count(*member);
     EraseIfGone(member->id);
@@ -264,7 +264,7 @@ void PoolSet::UnmapStale(Member& member) {
     member.pool.UnmapStale();
   } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): what is left is for the next time
   }
-  ForgetFreedAddresses(member);
+  DropFreedAddresses(member);
   Count(member);  // it may have released what the driver kept, and the allocation may fail
 }
 
@@ -482,7 +482,7 @@ PoolSet::Member* PoolSet::FindOwner(Address address) const {
   return member != nullptr && member->pool.At(address) != nullptr ? member : nullptr;
 }
 
-void PoolSet::ForgetFreedAddresses(const Member& member) {
+void PoolSet::DropFreedAddresses(const Member& member) {
   std::erase_if(reservations_, [&](const Reservation& reservation) {
     return reservation.member == &member &&
            !member.pool.ReservationAround(reservation.addresses.begin);

@@ -161,7 +161,7 @@ class PoolSet {
   // The same, but nullptr where no live block starts.
   Member* FindOwner(Address address) const;
   // The member may have given addresses back.
-  void ForgetFreedAddresses(const Member& member);
+  void DropFreedAddresses(const Member& member);
   [[noreturn]] void ThrowNoBlock(Address address) const;
   bool MayQuiesce() noexcept;
   bool HasMemory(const Member& member) const;

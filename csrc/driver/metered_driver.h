@@ -29,7 +29,7 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
   void SetLimit(uint64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
   // Whether of the calling thread's refusals, since it forgot them, the last was a limit's.
   static bool LimitRefused();
-  static void ForgetRefusals();
+  static void ClearRefusals();
 
   // The bytes of all handles, and how often that number has changed. Who reads changes() first gets
   // bytes that are as new as that or newer.

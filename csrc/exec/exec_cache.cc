@@ -233,7 +233,7 @@ ExecCache::Exec* ExecCache::Make(GraphNumber graph) {
     const bool may_do_with_less = table_.OutOfMemory(graph);
     if (!holder && !may_do_with_less) throw;
     if (!holder) return nullptr;
-    table_.KeptAfterAll(*holder);
+    table_.NotReplaced(*holder);
     return &execs_.at(*holder);
   }
   ++instantiations_;

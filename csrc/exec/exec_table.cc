@@ -218,7 +218,7 @@ void ExecTable::EndStay(const Exec& exec) {
   if (exec.launches != 0) usual_stay_ += kWeight * (exec.launches - usual_stay_);
 }
 
-void ExecTable::KeptAfterAll(ExecNumber exec) {
+void ExecTable::NotReplaced(ExecNumber exec) {
   execs_.at(exec).launches = 0;
   Used(exec);
 }

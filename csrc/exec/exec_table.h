@@ -106,7 +106,7 @@ class ExecTable {
   void Launched(ExecNumber exec);
   void Destroyed(ExecNumber exec);
   // None could be made in its place: that is not planned again before it has had another long stay.
-  void KeptAfterAll(ExecNumber exec);
+  void NotReplaced(ExecNumber exec);
 
   // Whether no graph will lose what holds it to another, as long as none is added: each has one, or
   // may, and that was made for it.

@@ -62,7 +62,7 @@ std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
 }  // namespace
 
 GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
-  for (DevicePools* pools : DevicePools::All()) pools->stats.ForgetBase();
+  for (DevicePools* pools : DevicePools::All()) pools->stats.DropBase();
   instance_.store(this, std::memory_order_release);
 }
 
@@ -168,7 +168,7 @@ std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Reques
   pools.stats.BeforeChange(base_);
   // Ends before room is made: what other pools give back then is not this one's.
   const History::Purpose purpose(request.id, request.stream);
-  MeteredDriver::ForgetRefusals();
+  MeteredDriver::ClearRefusals();
   std::optional<Block> block = TryAllocate(pools, request);
   if (!block && MeteredDriver::LimitRefused()) {
     pools.stats.CatchUp(base_);

@@ -200,8 +200,8 @@ NodeId PageSpace::SplitAt(NodeId id, PageId page, uint32_t offset) {
   }
   Splice(right_id, whole.next);
   Splice(id, right_id);
-  Page& home = pages_[Index(page)];
-  if (home.last == id) home.last = right_id;
+  Page& in = pages_[Index(page)];
+  if (in.last == id) in.last = right_id;
   return right_id;
 }
 

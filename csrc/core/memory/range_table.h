@@ -208,8 +208,8 @@ class RangeTable {
   uint32_t PagesOf(const MappingPlan& plan) const;
 
   Address AddressOf(Placement place) const {
-    const Range& home = range(range_of(place.vpage));
-    return home.address + (Index(place.vpage) - Index(home.first)) * page_bytes_ +
+    const Range& owner = range(range_of(place.vpage));
+    return owner.address + (Index(place.vpage) - Index(owner.first)) * page_bytes_ +
            Granules(place.offset).bytes();
   }
 

@@ -39,7 +39,7 @@ void StreamMemory::EndScope(bool may_ask_device) {
   bytes_.RemoveStreams();
   tenures_.clear();
   if (captured) {
-    ForgetProofs();
+    DropProofs();
     captured_end_ = PageId{bytes_.space().page_count()};
   }
   replays_.reset();

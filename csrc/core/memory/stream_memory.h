@@ -170,7 +170,7 @@ class StreamMemory {
   FenceId ProofFence(CaptureId of, std::optional<std::size_t> owner);
   CaptureId CollectFrontiers(const LiveBlock& live);
   void NoteCapture(CaptureId of);
-  void ForgetProofs();
+  void DropProofs();
   void CheckProofs() const;
 
   Driver& driver_;

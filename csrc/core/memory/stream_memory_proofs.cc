@@ -123,7 +123,7 @@ void StreamMemory::NoteCapture(CaptureId of) {
   several_captures_ |= capture_ != of;
 }
 
-void StreamMemory::ForgetProofs() {
+void StreamMemory::DropProofs() {
   if (!several_streams_) return;
   several_streams_ = proofs_.stream_count() > 1;
   capture_ = kNoCapture;

@@ -36,7 +36,7 @@ class KnownPlaces {
     behind_ = 0;
   }
   // Virtual pages have other numbers now.
-  void Forget() {
+  void Clear() {
     young_.clear();
     old_.clear();
     alike_.clear();

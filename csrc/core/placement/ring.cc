@@ -27,7 +27,7 @@ Placement Ring::Place(FreeList& list, Granules length, bool is_first, bool takes
   if (uint64_t pages = PagesFor(Granules(missing), space().page_size()); pages > 0) {
     if (range_ && ranges_.range(*range_).room_back < pages) {
       memory_.DissolveRing();
-      Forget();
+      Clear();
     }
     const bool is_new = !range_;
     if (is_new) pages = std::max(pages, PagesFor(length, space().page_size()));

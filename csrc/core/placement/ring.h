@@ -35,7 +35,7 @@ class Ring {
   // freed behind a fence is so once that has opened.
   void Reclaim();
   // There is no ring any more, but for what is free of it.
-  void Forget() {
+  void Clear() {
     range_.reset();
     next_ = 0;
   }

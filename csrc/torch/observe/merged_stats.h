@@ -70,7 +70,7 @@ class MergedStats {
   // Of an error's text: which share that is, if there is one.
   std::string DescribeShare() const;
   // There is another base from now on.
-  void ForgetBase() {
+  void DropBase() {
     asked_.store(Gate::kNever, std::memory_order_release);
     Store(kUnknown);
   }
