@@ -54,8 +54,8 @@ void FreeList::UnindexNodes(PageId page, NodeId first, NodeId last) {
 }
 
 void FreeList::IndexNodes(PageId page, NodeId first, NodeId last) {
-  // Not up to the space's capacity: an allocation that failed may have made room there alone, and
-  // what is freed next finds that it needs no more.
+  // Not up to the space's capacity: a failed allocation may have made room there alone, and the
+  // next free needs no more than the limit.
   if (links_.size() < space_.node_limit()) MakeRoomForNodes();
   ForEachHole(first, last, [&](NodeId start, uint32_t length) { LinkHole(page, start, length); });
 }
@@ -73,7 +73,7 @@ void FreeList::UnindexPages(PageId begin, PageId end) {
   }
 }
 
-// All of the pages become whole, or none of them is any more.
+// Makes all of the pages whole, or none of them.
 void FreeList::SetWhole(PageId begin, PageId end, bool whole) {
   const uint32_t changed = whole_pages_.SetRange(Index(begin), Index(end), whole);
   if (changed == 0) return;
@@ -82,8 +82,7 @@ void FreeList::SetWhole(PageId begin, PageId end, bool whole) {
   stale_.SetRange(Index(begin), Index(end), true);
 }
 
-// No page is stale any more. O(rows of those that were, and words of the virtual pages that show
-// them).
+// Updates all stale pages. O(rows of these, and words of the virtual pages that show them).
 void FreeList::RefreshVpages() {
   for (auto next = stale_.Next(0); next; next = stale_.Next(*next)) {
     const PageId begin{*next};
@@ -236,7 +235,7 @@ NodeId FreeList::HoleEnd(NodeId start) const {
 }
 
 // Calls function(start, length) for the holes that touch [first, last]; of a node of whole pages
-// for one page of it.
+// for one page.
 template <typename Function>
 void FreeList::ForEachHole(NodeId first, NodeId last, Function&& function) const {
   if (space_.IsOfWholePages(first)) {
@@ -258,7 +257,7 @@ void FreeList::ForEachHole(NodeId first, NodeId last, Function&& function) const
   }
 }
 
-// By length in granules: first those in pages of small blocks, then those in others.
+// By length in granules: first the bins of pages of small blocks, then the others.
 uint32_t FreeList::BinOf(PageId page, uint32_t length) const {
   return length +
          (space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);
@@ -315,7 +314,7 @@ std::vector<std::vector<NodeId>> FreeList::Holes() const {
   return holes;
 }
 
-// What is yet to be looked at may be stale, so both are compared as a search would find them.
+// Both copies are brought up to date, since what no search has looked at may be stale.
 void FreeList::Check() const {
   FreeList now = *this;
   now.RefreshVpages();
@@ -337,7 +336,7 @@ void FreeList::Check() const {
 }
 
 const FreeHandles& FreeList::Handles() {
-  // What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
+  // The handle's entry in the set becomes `now`, or goes if that is 0. Throws with `known` true.
   const auto replace = [](auto& set, PageId handle, uint32_t& known, uint32_t now) {
     if (known == now) return;
     if (known > 0) set.erase({known, handle});

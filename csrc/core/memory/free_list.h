@@ -1,31 +1,29 @@
-// What one stream may take: the free bytes of a PageSpace whose fences are open to it, indexed for
-// searching.
+// The free list of one stream: the free bytes of a PageSpace whose fences are open to the stream,
+// indexed for searching.
 //
-// Neighbouring free nodes that the stream may take count as one *hole*, whatever their fences, so
-// that one stream's fences do not cut up memory for another:
+// A *hole* is a run of neighbouring free nodes in a page that the stream may take, whatever their
+// fences. So one stream's fences do not cut up memory for another:
 //
 //     page   |  used  | open | fence 2 | fence 3 | open |
 //                     [---- hole ------]         [hole]    as the owner of fence 2 sees it
 //
-// A hole that covers its page makes the page *whole*, and free every virtual page that shows the
-// page; all other holes are in bins by their length, for an exact best fit. Everything here is
-// derived from the PageSpace and the RangeTable and can be rebuilt from them.
+// A hole that covers its page makes the page *whole*, and makes free every virtual page that shows
+// it. Bins hold all other holes by their length, for an exact best fit. All of this is derived from
+// the PageSpace and the RangeTable, and can be rebuilt from them.
 //
-// A page that becomes whole, or no longer is, flips one bit for each virtual page that shows it,
-// when a search comes by: most large blocks are freed before that. How long a range's longest run
-// of free virtual pages has become is worked out only when the search looks at it. Until then the
-// range has an upper bound:
+// A page that becomes whole, or stops being whole, flips one bit for each virtual page that shows
+// it. That is done only when a search comes by, since most large blocks are freed before. Likewise
+// the longest run of free virtual pages of a range is computed only when a search looks at the
+// range. Until then the range has an upper bound:
 //
 //     a virtual page is in free_vpages_  <=>  its page is in shown_
 //     a page that is not in stale_ is in shown_  <=>  it is whole
 //     run_bounds_[r] >= length of the longest run of r's virtual pages in free_vpages_
 //
-// Taking a page leaves the bound valid, freeing one raises it to the range's whole length, looking
-// at the range makes it exact. So each time a search looks at a range in vain, an earlier free has
-// paid for it.
+// Taking a page leaves the bound valid. Freeing one raises it to the range's whole length, and
+// looking at the range makes it exact. So an earlier free has paid for each vain look at a range.
 //
-// What the handles have to offer is looked at when somebody asks, of those in which something has
-// changed: O(log n) for each.
+// What handles have to offer is computed on demand, for those that changed: O(log n) for each.
 #pragma once
 
 #include <compare>
@@ -49,7 +47,7 @@ struct PartialHandle {
   uint64_t length = 0;
   PageId handle{};
 
-  // By length; of equals the first handle.
+  // By length; among equals the first handle comes first.
   auto operator<=>(const PartialHandle&) const = default;
 };
 
@@ -59,13 +57,13 @@ struct WholeHandle {
   PageId handle{};
 
   bool operator==(const WholeHandle&) const = default;
-  // Largest first; of equals the first handle.
+  // Largest first; among equals the first handle.
   bool operator<(const WholeHandle& other) const {
     return pages != other.pages ? pages > other.pages : handle < other.handle;
   }
 };
 
-// What the handles have to offer to one stream.
+// What the handles offer to one stream.
 struct FreeHandles {
   std::set<PartialHandle> heads;
   std::set<PartialHandle> tails;
@@ -74,8 +72,7 @@ struct FreeHandles {
   bool operator==(const FreeHandles&) const = default;
 };
 
-// Consecutive mapped virtual pages of one range whose pages are whole; maximal: its neighbours' are
-// not.
+// A maximal run of mapped virtual pages of one range whose pages are whole.
 struct FreeRun {
   VirtualPage begin{};
   uint32_t length = 0;
@@ -85,8 +82,7 @@ struct FreeRun {
 
 class FreeList {
  public:
-  // A free list for `stream`, which may take what is open, what is behind `own`, and what it is
-  // granted.
+  // `stream` may take what is open, what is behind `own`, and what it is granted.
   FreeList(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own);
 
   StreamId stream() const { return stream_; }
@@ -98,18 +94,17 @@ class FreeList {
     own_ = own;
   }
 
-  // Whether the stream may take what is behind the fence: it passes kOpen, its own, and those that
-  // it was granted.
+  // Whether the stream may take what is behind the fence: kOpen, its own fence, and granted ones.
   bool Passes(FenceId fence) const {
     return Index(fence) < passes_.size() && passes_[Index(fence)] != 0;
   }
-  // pre: no node of the space is behind the fence, or all of them are unindexed, and those beside
-  // them. Does not throw after MakeRoomForFence().
+  // pre: no node of the space is behind the fence, or all such nodes and their neighbours are
+  // unindexed. Does not throw after MakeRoomForFence().
   void SetPasses(FenceId fence, bool passes);
 
-  // Makes room for what is about to be told: what follows cannot throw then. For nodes as many as
-  // the space has room for; for so many new pages, in a table of so many virtual pages and ranges;
-  // and for SetPasses() of the fence.
+  // These make room, so that what follows cannot throw: for as many nodes as the space has room
+  // for; for so many new pages in a table of so many virtual pages and ranges; for SetPasses() of
+  // the fence.
   void MakeRoomForNodes() {
     if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
   }
@@ -121,25 +116,24 @@ class FreeList {
   // Indexes everything anew.
   void Rebuild();
 
-  // The space is about to change strictly between two nodes of one page, or from its first or up to
-  // its last: unindexes the holes that touch [first, last], then indexes those that do afterwards;
-  // of a node of whole pages that page's alone. pre: both are told the same span, and nodes at its
-  // ends that are not the page's stay as they are.
+  // UnindexNodes() comes before a change strictly between two nodes of one page, or from its first
+  // node or up to its last; IndexNodes() comes after it. They unindex and index the holes that
+  // touch [first, last]; of a node of whole pages only this page. pre: both get the same span, and
+  // nodes at its ends that are not the page's do not change.
   void UnindexNodes(PageId page, NodeId first, NodeId last);
   void IndexNodes(PageId page, NodeId first, NodeId last);
 
-  // Whole pages are about to be taken: unindexes all that is free in them. O(nodes among them).
+  // Unindexes all that is free in pages that are about to be taken whole. O(nodes among them).
   void UnindexPages(PageId begin, PageId end);
-  // Whole pages that the stream may take: indexes them.
+  // Indexes whole pages that the stream may take.
   void IndexPages(PageId begin, PageId end) { SetWhole(begin, end, true); }
 
-  // Pages were added or mapped: indexes them. `first` is the first of `count` new virtual pages;
+  // Indexes pages that were added or mapped. `first` is the first of `count` new virtual pages;
   // pages from `old_page_count` on are new.
   void IndexMapping(VirtualPage first, uint32_t count, uint32_t old_page_count);
 
-  // Calls function(first node) for the holes of at least `length` in pages that are partly used,
-  // as long as that returns true: the shortest first, those in pages of small blocks alone before
-  // the others.
+  // Calls function(first node) for holes of at least `length` in partly used pages, until it
+  // returns false. The shortest come first, those in pages of small blocks alone before all others.
   template <typename Function>
   void ForEachFit(Granules length, Function&& function) const {
     const auto page = static_cast<uint32_t>(page_size().count());
@@ -161,29 +155,28 @@ class FreeList {
     return whole_pages_.NextMissing(Index(begin), Index(end)) >= Index(end);
   }
   uint32_t whole_page_count() const { return whole_page_count_; }
-  // The first whole page numbered at least `from`.
+  // The first whole page from `from` on.
   std::optional<PageId> NextWhole(PageId from) const;
-  // May throw, with nothing changed. Valid until something does.
+  // May throw, with nothing changed. Valid until anything changes.
   const FreeHandles& Handles();
 
   const RangeTable& ranges() const { return ranges_; }
   Granules page_size() const { return space_.page_size(); }
-  // Free granules at the start and at the end of a page.
+  // The free granules at the start, and at the end, of a page.
   Granules Head(PageId page) const;
   Granules Tail(PageId page) const;
   Granules HoleLength(NodeId start) const;
-  // Whether the stream may take all of [offset, offset + length) of the page. Amid a page of very
-  // many nodes it is not said to: who asks has other places.
+  // Whether the stream may take all of [offset, offset + length) of the page. Returns false in a
+  // page of more than kMostNodes nodes: callers have other candidates.
   bool IsFree(PageId page, Granules offset, Granules length) const;
 
-  // The oldest range, numbered at least `from`, that may hold a run of at least `pages`.
+  // The oldest range, from `from` on, that may have a run of at least `pages`.
   std::optional<RangeId> OldestMayHold(uint32_t pages, RangeId from);
-  // The runs of the range in the order of addresses; makes the range's bound exact.
+  // The free runs of the range in the order of addresses. Makes the range's bound exact.
   const std::vector<FreeRun>& Runs(RangeId range);
   // The length of the run that touches the range's front, or its back.
   uint32_t FreeAtEnd(RangeId range, bool at_front);
-  // Whether all virtual pages of [begin, end) are free. O(rows of their pages
-  // (RangeTable::RowEnd())).
+  // Whether all virtual pages of [begin, end) are free. O(rows of their pages, see RowEnd()).
   bool AllFree(VirtualPage begin, VirtualPage end) const;
 
   // Recomputes the index and compares; throws InternalError.
@@ -198,8 +191,7 @@ class FreeList {
     NodeId next = NodeId::kNone;
   };
 
-  // What is in handles_ of a handle: the lengths of its free head and tail, or its pages if it is
-  // wholly free.
+  // A handle's entry in handles_: its free head and tail, or its pages if it is wholly free.
   struct Offer {
     uint32_t head = 0;
     uint32_t tail = 0;
@@ -230,7 +222,7 @@ class FreeList {
   IndexSet whole_pages_;
   uint32_t whole_page_count_ = 0;
   IndexSet shown_;                      // pages whose virtual pages are in free_vpages_
-  IndexSet stale_;                      // pages of which that is yet to be looked at
+  IndexSet stale_;                      // pages whose entry in shown_ may be out of date
   IndexSet free_vpages_;                // none where nothing is mapped
   std::vector<uint32_t> run_bounds_;    // by range; with 0 up to a whole group
   std::vector<uint32_t> group_bounds_;  // of kRangeGroup ranges none has more

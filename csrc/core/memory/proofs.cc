@@ -36,11 +36,11 @@ PathPosition GraphOrder::PositionOf(CaptureId capture, GraphNode node) {
 void GraphOrder::Meet(GraphNode node) {
   const bool waits = driver_.Dependencies(node, &asked_);
   met_.push_back({.node = node, .waits = waits, .first = before_.size(), .next = before_.size()});
-  if (!waits) return;  // what comes before it does not matter: nobody gets past it
+  if (!waits) return;  // no reach gets past it, so its dependencies do not matter
   for (const GraphNode before : asked_) before_.push_back({.node = before, .position = {}});
 }
 
-// pre: it is known where all that it depends on stands.
+// pre: the places of all its dependencies are known.
 PathPosition GraphOrder::Append(const Met& met, Positions& positions) {
   const std::span<const Before> before = std::span(before_).subspan(met.first);
   const PathId id = PathFor(before);
@@ -59,7 +59,7 @@ PathPosition GraphOrder::Append(const Met& met, Positions& positions) {
   return position;
 }
 
-// One that ends with a node that the new one depends on, or a new one.
+// A path that ends with a dependency of the new node, or a new path.
 PathId GraphOrder::PathFor(std::span<const Before> before) {
   for (const auto& [node, position] : before) {
     if (position.index + 1 == paths_[Index(position.path)].length) return position.path;
@@ -93,13 +93,12 @@ void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<Ste
     stopped |= !paths_[Index((*steps)[i].path)].waits;
   }
   if (!stopped) return;
-  // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
-  // for it.
+  // Even an earlier frontier does not count: the stream may not have waited for it.
   take_back();
   reach = {.counts = {}, .stopped = true};
 }
 
-// Throws with `steps` telling what has changed.
+// Throws with `steps` saying what has changed.
 void GraphOrder::Extend(Reach& reach, std::vector<Step>* steps) {
   if (reach.counts.size() < paths_.size()) reach.counts.resize(paths_.size());
   while (!todo_.empty()) {
@@ -150,7 +149,7 @@ void ProofTable::Add(FenceId fence, CaptureId capture, std::span<const GraphNode
       if (!Wait(stream, fence)) Lease(fence, stream);
     }
   } catch (...) {
-    added.count = 0;  // what waits for it by now is passed over
+    added.count = 0;  // its waiters are passed over
     throw;
   }
   last_ = fence;
@@ -215,7 +214,7 @@ void ProofTable::Forfeit(std::size_t number) {
   stream.owns_from = static_cast<uint32_t>(nodes_.size());
   stream.proven.clear();
   stream.refused.clear();
-  last_ = FenceId::kOpen;  // so that LastLike() finds none of before
+  last_ = FenceId::kOpen;  // LastLike() must find no earlier fence
 }
 
 std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier& frontier) {
@@ -225,7 +224,7 @@ std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier&
   return stream.proven;
 }
 
-// Those who wait at what the stream has reached of the path: one after the other, each of which is
+// Tells those that wait at what the stream has reached of the path, one after the other. Each is
 // told before it goes.
 void ProofTable::Tell(std::size_t number, PathId path) {
   Stream& stream = streams_[number];

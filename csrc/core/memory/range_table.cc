@@ -5,8 +5,8 @@
 #include "core/base/error.h"
 
 namespace cgp {
-// What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a
-// capture because nothing can have used what it takes back.
+// What a Map() has done so far, undone in reverse unless it succeeds. Undoing is legal in a
+// capture, since nothing can have used what it takes back.
 class RangeTable::Undo {
  public:
   explicit Undo(RangeTable& table) : table_(table) {}
@@ -15,8 +15,8 @@ class RangeTable::Undo {
 
   ~Undo() {
     if (kept) return;
-    // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
-    // the one to report. There is room to remember it.
+    // Shrink() tries again what the driver fails to undo: the error that brought us here is the one
+    // to report. There is room to record it.
     bool is_stuck = false;
     for (const Mapping& mapping : mapped) {
       if (Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })) continue;
@@ -55,7 +55,7 @@ class RangeTable::Undo {
 RangeTable::RangeTable(Driver& driver, Granules page_size)
     : driver_(driver), page_bytes_(page_size.bytes()) {}
 
-// What the driver does not take back is leaked: a destructor has nobody to tell.
+// What the driver does not take back is leaked: a destructor can tell nobody.
 RangeTable::~RangeTable() {
   Attempt([this] { Shrink(*PrepareShrink(std::vector<bool>(vpage_limit()))); });
 }
@@ -68,7 +68,7 @@ VirtualPage RangeTable::Map(const MappingPlan& plan) {
   ReserveMore(stuck_mappings_, plan.handles.size());
   ReserveMore(unreleased_, plan.handles.size());
 
-  // Physical memory first: it is what runs out, and it is undone without unmapping.
+  // Physical memory comes first: it is what runs out, and undoing it unmaps nothing.
   std::vector<PageId> handles = plan.handles;
   for (PageId& handle : handles) {
     if (!MappingPlan::IsNew(handle)) continue;

@@ -9,8 +9,8 @@
 
 namespace cgp {
 
-// First the driver lets go of what it can, then the books are written anew from what it did. All
-// memory that this takes is allocated when it is prepared.
+// First the driver lets go of what it can. Then the tables are written anew from what it did. All
+// memory for this is allocated in advance.
 class RangeTable::Shrinking {
  public:
   Shrinking(RangeTable& table, std::vector<bool> keep);
@@ -40,7 +40,7 @@ class RangeTable::Shrinking {
   RangeTable& table_;
   std::vector<bool> keep_;  // by virtual page; those that the driver does not let go of stay too
   Renumbering result_;
-  std::vector<uint32_t> reservations_;  // what each is called from now on
+  std::vector<uint32_t> reservations_;  // the new number of each
   std::vector<Range> ranges_;
   std::vector<PageId> page_at_;
   std::vector<RangeId> range_of_group_;
@@ -80,8 +80,7 @@ void RangeTable::Shrinking::LetGoOf(const PhysicalHandle& handle) noexcept {
   if (!mapped && !table_.Release(handle, &result_.error)) table_.unreleased_.push_back(handle);
 }
 
-// Each run of virtual pages that are still mapped becomes a range, with the room up to the next
-// one.
+// Each run of virtual pages that stay mapped becomes a range, with the room up to the next one.
 void RangeTable::Shrinking::MovePieces(const Range& range) noexcept {
   const uint32_t first = Index(range.first);
   const auto next = [&](uint32_t from, bool kept) {
@@ -155,7 +154,7 @@ void RangeTable::Shrinking::FreeReservations() noexcept {
   for (Range& range : table_.ranges_) range.reservation = reservations_[range.reservation];
 }
 
-// Whether something is mapped there still that an undo failed to unmap.
+// Whether something that an undo failed to unmap is still mapped there.
 bool RangeTable::Shrinking::IsStuck(const Reservation& reservation) const noexcept {
   return std::ranges::any_of(table_.stuck_mappings_, [&](const Mapping& mapping) {
     return mapping.address - reservation.address < reservation.bytes;

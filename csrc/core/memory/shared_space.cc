@@ -60,17 +60,16 @@ void SharedSpace::Give(const Site& site, Granules length, FenceId fence) {
   ForEachNode(site, length, [&](NodeId id) { GivePiece(id, fence, large); });
 }
 
-// A piece below a page. pre: `within` holds the granule at `offset` of the page, and the free list
-// that chose the bytes sees them all as free. `large`: the block is of a page or more.
+// Takes a piece below a page. pre: `within` holds the granule at `offset` of the page, and all
+// bytes are free to the free list that chose them. `large`: the block is of a page or more.
 NodeId SharedSpace::TakePiece(NodeId within, PageId page, Granules offset, Granules length,
                               bool large) {
   NodeId last = within;
   while (Granules(space_.node(last).offset + space_.node(last).length) < offset + length) {
     last = space_.node(last).next;
   }
-  // The nodes beside it, which stay as they are, are unindexed and indexed with it: a free list may
-  // see them without seeing what is taken. All of the page are where it comes to hold a large
-  // block.
+  // The unchanged nodes beside it are unindexed and indexed too: a free list may have them without
+  // having what is taken. All nodes of the page are, if the page comes to hold a large block.
   const bool all = large && !space_.holds_large(page);
   const NodeId before = all ? NodeId::kNone : space_.node(within).prev;
   const NodeId behind = all ? NodeId::kNone : space_.node(last).next;
@@ -83,7 +82,7 @@ NodeId SharedSpace::TakePiece(NodeId within, PageId page, Granules offset, Granu
   return taken;
 }
 
-// Whole pages that follow one another.
+// Takes consecutive whole pages.
 NodeId SharedSpace::TakePages(PageId page, Granules length) {
   const PageId end = page + static_cast<uint32_t>(length / page_size());
   for (const auto& list : free_lists_) list->UnindexPages(page, end);
@@ -173,7 +172,7 @@ void SharedSpace::SetPasses(FreeList& list, std::span<const FenceId> fences, boo
   std::ranges::sort(woken_, {}, [this](NodeId id) {
     return std::pair(space_.node(id).page, space_.node(id).offset);
   });
-  // Each page's from the first of them to the last, with the nodes beside them.
+  // Of each page from the first of its nodes to the last, with the nodes beside them.
   const auto update = [&](bool index) {
     for (auto first = woken_.begin(); first != woken_.end();) {
       const PageId page = space_.node(*first).page;

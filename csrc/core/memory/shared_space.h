@@ -1,11 +1,11 @@
 // The bytes of a pool's pages and the streams that share them: a PageSpace, and a FreeList for each
-// stream, all of which hear of every change.
+// stream, which are changed together.
 //
 //     space    which bytes are free, and behind which fence
-//     free lists    what one stream may take of them, indexed for searching
+//     lists    what one stream may take of them, indexed for searching
 //
 // invariants:
-//   what free list v has  ==  the free bytes of the space whose fence v.Passes()
+//   what free list f has  ==  the free bytes of the space whose fence f.Passes()
 //   space().page_count() == the table's page_count()
 #pragma once
 
@@ -27,14 +27,14 @@ namespace cgp {
 
 // Where a block lies.
 struct Site : Placement {
-  // Of a block that lies in one extent; of one below a page that is yet to be taken, the node of
-  // one page that holds the first of its bytes, where that is known.
+  // The node of a block that lies in one extent. Of a block below a page that is yet to be taken:
+  // the node of one page that holds its first byte, if that is known.
   NodeId node = NodeId::kNone;
 };
 
 class SharedSpace {
  public:
-  // `ranges` are changed by no one else, but for what is pinned.
+  // Only this changes `ranges`, except for what is pinned.
   explicit SharedSpace(RangeTable& ranges) : space_(ranges.page_size()), ranges_(ranges) {}
   SharedSpace(const SharedSpace&) = delete;
   SharedSpace& operator=(const SharedSpace&) = delete;
@@ -44,20 +44,20 @@ class SharedSpace {
 
   // --- Streams ---
 
-  // How many there are, numbered from 0 in the order in which they were added.
+  // The number of streams; they are numbered from 0 in the order in which they were added.
   std::size_t stream_count() const { return stream_count_; }
   bool has_several_streams() const { return stream_count_ > 1; }
   FreeList& free_list(std::size_t number) const { return *free_lists_[number]; }
   // pre: own != kOpen. Throws with nothing changed.
   FreeList& AddFreeList(StreamId stream, FenceId own);
-  // No free list stays but those of the streams that there are.
+  // Drops all free lists without a stream.
   void DropSpareFreeLists() { free_lists_.resize(stream_count_); }
-  // The streams are gone. Their free lists rest, kept in step, until other streams take them over:
-  // so captures that follow one another index only what changes. Does not throw after
+  // Removes all streams. Their free lists stay up to date until other streams take them over, so
+  // captures that follow one another index only what changes. Does not throw after
   // ReserveOpening().
   void RemoveStreams();
 
-  // How many streams' free lists are so.
+  // How many streams' free lists meet the condition.
   template <typename Condition>
   uint32_t CountStreams(Condition&& condition) const {
     const auto streams = std::span(free_lists_).first(stream_count_);
@@ -67,12 +67,12 @@ class SharedSpace {
 
   // --- Blocks ---
 
-  // Whether the free place has whole pages behind no fence: where several streams allocate, pages
-  // that none of them has had in this scope.
+  // Whether the free place has whole pages behind no fence: if several streams allocate, no one has
+  // had those in this scope.
   bool HasUntouchedPages(const Site& site, Granules length) const;
 
-  // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give()
-  // and Open() do not as long as it is called after ReserveFence() and ReserveOpening() of their
+  // Makes room, so that the next Take() of so many blocks cannot throw if nothing is mapped before.
+  // Give() and Open() do not throw after this with ReserveFence() and ReserveOpening() of their
   // fences.
   void ReserveTake(std::size_t blocks = 1);
   void ReserveFence(FenceId fence) { space_.ReserveFence(fence); }
@@ -82,8 +82,8 @@ class SharedSpace {
   // Frees them behind the fence. pre: ReserveFence().
   void Give(const Site& site, Granules length, FenceId fence);
 
-  // Calls function(page, offset, length) for the pages that a block has a part of, in the order of
-  // its addresses.
+  // Calls function(page, offset, length) for each page that has a part of the block, in the order
+  // of its addresses.
   template <typename Function>
   void ForEachPiece(const Site& site, Granules length, Function&& function) const {
     ForEachExtent(site, length, [&](PageId page, Granules offset, Granules left) {
@@ -94,9 +94,8 @@ class SharedSpace {
       }
     });
   }
-  // Calls function(node) for the nodes of a block that is in use, or for the free ones that a site
-  // without a node begins and ends in and those between. Of an extent there are several where pages
-  // between them are gone.
+  // Calls function(node) for the nodes of a block in use; or, for a site without a node, for the
+  // free nodes that it touches. An extent has several where pages between them are gone.
   template <typename Function>
   void ForEachNode(const Site& site, Granules length, Function&& function) const {
     if (site.node != NodeId::kNone) {
@@ -105,7 +104,7 @@ class SharedSpace {
     }
     ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
       if (extent < page_size()) {
-        // A block of several extents goes on at a page's end and comes in at a page's start.
+        // A block of several extents leaves a page at its end and enters one at its start.
         function(offset == Granules(0) ? space_.first(page) : space_.last(page));
         return;
       }
@@ -127,22 +126,22 @@ class SharedSpace {
 
   // --- Fences ---
 
-  // Room for what opens below so many fences, as long as no node is freed.
+  // Makes room for opening any of so many fences, as long as no node is freed.
   void ReserveOpening(std::size_t fence_limit);
-  // Whether one free list passes these fences from now on. O(nodes behind them). pre:
-  // ReserveOpening().
+  // Makes one free list pass these fences or not. O(nodes behind them). pre: ReserveOpening().
   void SetPasses(FreeList& list, std::span<const FenceId> fences, bool passes);
-  // What is behind these fences is everyone's from now on, or behind `now`. O(nodes behind them).
-  // pre: ReserveOpening(), ReserveFence(now).
+  // Gives everyone what is behind these fences, or puts it behind `now`. O(nodes behind them). pre:
+  // ReserveOpening(), ReserveFence(now).
   void Open(std::span<const FenceId> opened, FenceId now = FenceId::kOpen);
-  // What is free of the pages before `end` is behind this one. pre: ReserveFence(), ReserveTake().
+  // Puts the free bytes of the pages before `end` behind the fence. pre: ReserveFence(),
+  // ReserveTake().
   void Hold(PageId end, FenceId fence);
 
   void Check() const;
 
  private:
   void ReserveWoken();
-  // Whole pages that follow one another are one extent.
+  // Consecutive whole pages are one extent.
   template <typename Function>
   void ForEachExtent(const Site& site, Granules length, Function&& function) const {
     Granules offset(site.offset);
@@ -165,10 +164,10 @@ class SharedSpace {
 
   PageSpace space_;
   RangeTable& ranges_;
-  // Of the streams, and then resting ones, which pass kOpen alone.
+  // Those of the streams, then those without a stream, which pass kOpen alone.
   std::vector<std::unique_ptr<FreeList>> free_lists_;
   std::size_t stream_count_ = 0;
-  std::vector<NodeId> woken_;  // by SetPasses(); kept for its memory
+  std::vector<NodeId> woken_;  // by SetPasses(); only reuses its memory
 };
 
 }  // namespace cgp
