@@ -9,26 +9,26 @@
 namespace cgp {
 namespace {
 
-// Blocks are placed without slack while the pages in use are more than three fifths of the most
-// that ever lived, and more than this part of it is wasted in them.
+// Blocks get no slack while more than this part of the most that ever lived is wasted in the pages
+// in use, and these are more than three fifths of that most.
 constexpr uint64_t kWastedPart = 40;
 
-// A pool that several streams make grow is given up to this part of its pages ahead of need, once
-// that is more than one: the driver's price is per handle, and blocks of a few pages each would
-// have it grow by a few pages each. What the pool holds in vain when it stops growing is no more
-// than that.
+// The part of its pages that a pool which several streams make grow is given ahead of need, once
+// that is more than one page. The driver's price is per handle, and blocks of a few pages each
+// would make the pool grow by a few pages each. What the pool holds in vain when it stops growing
+// is no more than that.
 constexpr uint32_t kPartAhead = 128;
 
-// A block below a page is not stitched if that leaves less than this part of one over, which is not
-// worth the mappings. Of several streams others take what is left over.
+// A block below a page is not stitched if less than this part of a page would be left over, which
+// is not worth the mappings. If several streams allocate, others take what is left over.
 constexpr uint64_t kLeastLeft = 12;
 constexpr uint64_t kLeastLeftOfSeveral = 8;
 
-// Whether the device has as much at all is asked for no smaller block than one of so many pages.
+// The device is asked whether it has enough at all for blocks from this many pages on.
 constexpr uint64_t kManyPages = 1 << 16;
 
-// Of several streams: enough to choose well, and a bound on the time. Of one, more of them would
-// fit worse.
+// With several streams, enough to choose well, and a bound on the time. With one, more would fit
+// worse.
 constexpr int kHolesLookedAt = 4;
 constexpr int kHolesOfOne = 2;
 
@@ -42,8 +42,8 @@ bool IsExhausted(const DriverError& error) {
 void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   const Granules length = live.length();
-  // Refused here, it cannot fill the host's memory with a plan for its pages, nor overflow what
-  // counts them.
+  // Refused here, it can neither fill the host's memory with a plan for its pages, nor overflow
+  // their counts.
   if (asked >= page_size().bytes() * kManyPages && asked > driver_.Info().total_bytes) {
     ThrowOutOfMemory("The device has less in all.", asked);
   }
@@ -56,7 +56,7 @@ void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
   try {
     live.site = Find(list, live, stats, again, alike);
   } catch (const DriverError& error) {
-    // What the ring has free is for others where nothing else is left.
+    // Others get the ring's free bytes when nothing else is left.
     if (IsExhausted(error) && alternates_since_) {
       memory_.DissolveRing();
       ring_.Clear();
@@ -73,7 +73,7 @@ void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
   if (successor_ == 0) successor_ = ranges_.AddressOf(place);
   memory_.bytes().Take(live.site, length);
   known_.Advance(key);
-  // One place tells of the ring as well as many.
+  // One place in the ring says as much as many.
   const bool in_ring = InRing(place.vpage);
   if (in_ring) std::erase_if(again, [&](Placement known) { return InRing(known.vpage); });
   KnownPlaces::Add(again, place);
@@ -101,8 +101,8 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
   }
   const bool alternates = alternates_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
   if (alternates && (in_ring || like != nullptr)) {
-    // Whole pages that are open are taken first; not when captures have come around once, and all
-    // that they hold beside is in place.
+    // Whole open pages come first, except after captures have come around once: then all that they
+    // hold beside is in place.
     const bool takes_whole = like && like->tenure < *alternates_since_;
     try {
       return {ring_.Place(list, length, /*is_first=*/like, takes_whole)};
@@ -110,7 +110,7 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
       if (!IsExhausted(error)) throw;
     }
   }
-  // Then a place that is taken is no good: what lives there will be elsewhere too.
+  // A place that is taken is of no use then: what lives there will alternate too.
   if (alternates_since_) {
     std::erase_if(again, [&](Placement place) { return !WholePagesAt(list, place, length); });
   }
@@ -131,14 +131,14 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
   return {Stitch(list, length, slack)};
 }
 
-// The block that lives there if it came behind the same sizes.
+// The block that lives there, if it came behind the same sizes.
 const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
   const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place));
   return live != nullptr && live->key == key ? live : nullptr;
 }
 
-// What captures keep takes turns with its likes once one of these was dropped while what has
-// succeeded it lived on.
+// Blocks alternate with their likes from when one of the likes was freed while its successor lived
+// on.
 void Placer::BeginScope(ScopeKind kind) {
   known_.BeginScope();
   if (kind != ScopeKind::kCapture) return;
@@ -160,10 +160,10 @@ Slack Placer::SlackFor(const FreeList& list, Granules length, const PoolStats& s
   return wastes && used * 5 > most_lived * 3 ? Slack::kNone : Slack::kOnePage;
 }
 
-// A block below a page lies in the best fit among pages in part use, so that small blocks gather
-// and pages stay whole; else in a whole page; else it is stitched as a large one is. Without slack
-// that comes before a whole page whose rest would be too short for another one like it; where
-// several streams allocate, that saved nothing.
+// A block below a page gets the best fit among partly used pages, so that small blocks gather and
+// pages stay whole; else a whole page; else it is stitched as a large one. Without slack, stitching
+// comes before a whole page whose rest is too short for a second such block, unless several streams
+// allocate: there it saved nothing.
 Site Placer::FindSmall(FreeList& list, Granules length, Slack slack) {
   const uint64_t least_left = several_streams() ? kLeastLeftOfSeveral : kLeastLeft;
   const bool stitched = On("small-stitched") && (page_size() - length) * least_left >= page_size();
@@ -186,10 +186,9 @@ Site Placer::FindSmall(FreeList& list, Granules length, Slack slack) {
   return {{memory_.bytes().Map(page)}};
 }
 
-// The best fit. Of several streams the one among the first few that the fewest may take: what a
-// stream takes of the others' they may not get back before the capture ends. Of one stream, in
-// pages of small blocks, the one in the oldest page: so those that outlive their capture gather
-// there.
+// The best fit. With several streams: of the first few holes the one that fewest streams may take,
+// since they may not get it back before the capture ends. With one stream, in pages of small
+// blocks: the one in the oldest page, where blocks that outlive their capture gather.
 std::optional<NodeId> Placer::FindHole(const FreeList& list, Granules length) const {
   const bool several = several_streams();
   std::optional<NodeId> best;
@@ -210,8 +209,8 @@ std::optional<NodeId> Placer::FindHole(const FreeList& list, Granules length) co
   return best;
 }
 
-// How many streams may take all of a page, so that others are left with what more can use; nothing
-// where one stream allocates, which may take all.
+// How many streams may take all of a page, so that others are left with what more can use. Nothing
+// if one stream allocates, which may take all.
 TakersOf Placer::Takers() const {
   if (!several_streams()) return {};
   return [this](PageId page) {
@@ -230,8 +229,8 @@ Placement Placer::Stitch(FreeList& list, Granules length, Slack slack) {
     try {
       return growth.PlacementFrom(memory_.bytes().Map(*ahead), page_size());
     } catch (const DriverError& error) {
-      // There may be enough for what the block needs. Planned anew, because a range has no room any
-      // more where something could not be undone.
+      // There may be enough for what the block needs. It is planned anew, since a range has no room
+      // any more where something could not be undone.
       if (!IsExhausted(error)) throw;
       growth = plan();
     }
@@ -239,9 +238,9 @@ Placement Placer::Stitch(FreeList& list, Granules length, Slack slack) {
   return growth.PlacementFrom(memory_.bytes().Map(growth.mapping), page_size());
 }
 
-// How many pages to make beyond what a block needs that no whole pages are left for, see
-// kPartAhead. Whole pages that do not fit the block count as made ahead: so a pool that is in
-// pieces does not grow faster than one that is full.
+// How many pages to make beyond what the block needs, if no whole pages are left for it (see
+// kPartAhead). Whole pages that do not fit count as made ahead, so a fragmented pool grows no
+// faster than a full one.
 uint32_t Placer::PagesAhead(const FreeList& list, Granules length) const {
   if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
   if (length < page_size() || !On("made-ahead")) return 0;  // they share pages

@@ -1,7 +1,7 @@
-// Where a block goes, and what is mapped for it: a small block into the best fit, a large one where
-// one like it lay before in the scope (known_places.h), else as placement.h has it.
+// Places a block, and maps what that needs: at a known place (known_places.h), or a small block
+// into the best fit, or as placement.h decides.
 //
-// invariant: a block that was placed is used in the memory; whatever failed has mapped nothing
+// invariant: a placed block's bytes are used; a failed placement has mapped nothing
 #pragma once
 
 #include <cstdint>
@@ -26,18 +26,18 @@ class Placer {
       : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks), ring_(ranges, memory) {}
 
   void BeginScope(ScopeKind kind);
-  // Virtual pages have other numbers now.
+  // Drops all places: virtual pages have new numbers.
   void Clear() {
     known_.Clear();
     ring_.Clear();
   }
 
   bool InRing(VirtualPage vpage) const { return ring_.Holds(vpage); }
-  // The block that starts there is freed.
+  // Notes that the block that starts there is freed.
   void Freed(Address address) { dropped_ |= address == like_ && !memory_.scope(); }
 
-  // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
-  // the free list's to take, and takes them; its place is known then. pre: the free list is what
+  // Places a block of `block.bytes` at a site where the free list's stream may take all bytes,
+  // takes them, and notes the place. `stats` are the pool's. pre: the free list is what
   // StreamMemory::BeginTake() returned last.
   void Place(FreeList& list, LiveBlock& live, const PoolStats& stats);
 
@@ -67,12 +67,11 @@ class Placer {
   const LiveBlocks& blocks_;
   KnownPlaces known_;
   Ring ring_;
-  // Of the last block whose like lived when it was placed elsewhere: its like's address, and its
-  // own.
+  // The last block whose like lived when it was placed elsewhere: its like's address, and its own.
   Address like_ = 0;
   Address successor_ = 0;  // 0: of the block that is placed next
-  bool dropped_ = false;   // the like was, between scopes
-  // Whether what captures keep takes turns with its likes, and since which tenure.
+  bool dropped_ = false;   // the like was freed between scopes
+  // The tenure since which blocks that captures leave alive alternate with their likes, if they do.
   std::optional<uint32_t> alternates_since_;
 };
 

@@ -56,7 +56,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
                      bool whole_pages) {
   CGP_CHECK(in_scope() && bytes > 0);
   const uint64_t page = ranges_.page_size().bytes();
-  // Nobody has what is too much to be rounded.
+  // No device has as much as is too large to be rounded.
   const bool rounds = whole_pages && bytes <= ~uint64_t{0} - page;
   const uint64_t rounded = rounds ? (bytes + page - 1) / page * page : bytes;
   blocks_.Reserve(blocks_.size() + 1);
@@ -162,7 +162,7 @@ PoolCheckpoint Pool::Checkpoint() {
   return checkpoint;
 }
 
-// A block that lives on keeps what was recorded of it.
+// What was recorded of a block that lives on stays.
 RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   CGP_CHECK(!in_scope());
   if (checkpoint.owner.lock() != identity_) {
@@ -170,7 +170,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
         "cudagraph_pool: the checkpoint was taken of another pool, or of one whose memory has been "
         "given back since.");
   }
-  memory_.Poll();  // what is over is forgotten, not handed on
+  memory_.Poll();  // what is over is dropped, not handed on
   memory_.DissolveRing();
   RestoreDelta delta;
   std::vector<std::pair<Address, FenceId>> dropped;
@@ -202,8 +202,8 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   blocks_.Reserve(checkpoint.blocks.size());
   memory_.bytes().ReserveTake(revived.size());
 
-  // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
-  // the driver or allocates.
+  // Nothing has changed so far but fences that nothing stands behind. Nothing below calls the
+  // driver or allocates.
   for (const auto& [address, fence] : dropped) {
     const LiveBlock& live = Known(address);
     memory_.Give(live, fence);
@@ -213,7 +213,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
     if (!lives_on[i]) continue;
     const PoolCheckpoint::Entry& entry = checkpoint.blocks[i];
     LiveBlock* const live = blocks_.Find(entry.block.address);
-    // Or it is a later one that is just like it: then both count.
+    // It may be a later block that is just like it: then both count.
     live->AddWork(entry.eager, entry.uses);
   }
   for (LiveBlock& live : revived) {
@@ -283,7 +283,7 @@ void Pool::UnmapStale() {
   if (error) std::rethrow_exception(error);
 }
 
-// By virtual page whether a live block lies there, or in another virtual page of the same mapping.
+// Whether each virtual page, or another one of the same mapping, has a live block.
 std::vector<bool> Pool::VpagesInUse() const {
   std::vector<bool> in_use(ranges_.vpage_limit());
   blocks_.ForEach([&](Address, const LiveBlock& live) {
@@ -301,8 +301,8 @@ std::vector<bool> Pool::VpagesInUse() const {
   return in_use;
 }
 
-// All that names virtual pages by their numbers gets the new ones, or forgets them. Does not throw:
-// returns the driver's error. pre: `shrinking_` is prepared.
+// Gives the new numbers to all that names virtual pages, or drops it. Does not throw: returns the
+// driver's error. pre: `shrinking_` is prepared.
 std::exception_ptr Pool::Shrink() {
   const RangeTable::Renumbering renumbering = memory_.bytes().Shrink(*shrinking_);
   shrinking_.reset();

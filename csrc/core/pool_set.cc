@@ -13,7 +13,8 @@ namespace cgp {
 
 namespace {
 
-// Who makes pools for ever shall neither fill the host's memory nor wait for the statistics of all.
+// A program that makes pools forever must neither fill the host's memory nor wait for statistics of
+// all.
 constexpr size_t kGonePoolsRemembered = 100;
 
 constexpr auto kBegin = [](const auto& reservation) { return reservation.addresses.begin; };
@@ -27,9 +28,9 @@ struct PoolSet::Member {
   const PoolId id;
   Pool pool;
   int users = 0;
-  bool told_of_capture = false;        // that nobody else knows of, when its scope began
+  bool told_of_capture = false;        // when its scope began: one that nobody else knows of
   std::set<PoolId>::node_type unused;  // its entry in PoolSet, while it has users
-  // As counted in the set's usage, when the pool last changed.
+  // What the set's usage counts for it, as of the pool's last change.
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
   uint64_t handles = 0;
   uint64_t free_extents = 0;
@@ -199,10 +200,10 @@ bool PoolSet::HasReserved(Address address) const {
   return MemberAround(address) != nullptr;
 }
 
-// Whether the device may be waited for, and marked: no capture is known of, which that would break.
+// Whether the device may be waited for and marked: no capture is known that this would break.
 bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesce(); }
 
-// Whether the driver has anything of it.
+// Whether the pool has anything from the driver.
 bool PoolSet::HasMemory(const Member& member) const {
   return member.pool.reserved_bytes() > 0 || member.pool.has_remains();
 }

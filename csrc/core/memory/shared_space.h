@@ -72,8 +72,7 @@ class SharedSpace {
   bool HasUntouchedPages(const Site& site, Granules length) const;
 
   // Makes room, so that the next Take() of so many blocks cannot throw if nothing is mapped before.
-  // Give() and Open() do not throw after this with ReserveFence() and ReserveOpening() of their
-  // fences.
+  // Give() cannot throw after ReserveFence(), nor Open() after ReserveOpening(), of their fences.
   void ReserveTake(std::size_t blocks = 1);
   void ReserveFence(FenceId fence) { space_.ReserveFence(fence); }
 
@@ -95,7 +94,8 @@ class SharedSpace {
     });
   }
   // Calls function(node) for the nodes of a block in use; or, for a site without a node, for the
-  // free nodes that it touches. An extent has several where pages between them are gone.
+  // free nodes in which it begins and ends, and those between. An extent has several where pages
+  // between them are gone.
   template <typename Function>
   void ForEachNode(const Site& site, Granules length, Function&& function) const {
     if (site.node != NodeId::kNone) {

@@ -1,12 +1,12 @@
-// Who may take which bytes in a capture of several streams: whatever the graph under capture proves
-// (proofs.h), for any stream.
+// Which stream may take which bytes in a capture of several streams: what the graph under capture
+// proves to be over (proofs.h).
 #include "core/base/error.h"
 #include "core/memory/stream_memory.h"
 
 namespace cgp {
 
-// From now on frees note their frontiers. What the one stream so far has freed is behind what it
-// has captured until now, which is no less than what it had when it freed it.
+// From now on frees note their frontiers. What the only stream has freed so far gets the frontier
+// of now, which is no earlier than the one it had at the free.
 void StreamMemory::ExpectSeveralStreams() {
   CGP_CHECK(scope_ == ScopeKind::kCapture);
   if (several_streams_) return;
@@ -17,7 +17,7 @@ void StreamMemory::ExpectSeveralStreams() {
   FreeList& list = bytes_.free_list(0);
   driver_.Capture(list.stream(), &frontier_);
   const FenceId own = list.own_fence();
-  // Nothing that it captures now comes behind what it left in a capture that is over.
+  // Nothing that it captures now comes after what it freed in a capture that is over.
   const bool has_left = sole_capture_.value_or(frontier_.capture) != frontier_.capture;
   const bool is_capturing = frontier_.capture != kNoCapture && !has_left;
   const bool opens = is_capturing && frontier_.nodes.empty();
@@ -36,13 +36,13 @@ void StreamMemory::ExpectSeveralStreams() {
   several_captures_ |= has_left;
   if (opens) {
     bytes_.Open(std::span(&own, 1));
-    list.SetPasses(own, true);  // what the stream comes to free behind it
+    list.SetPasses(own, true);  // for what the stream frees behind it later
   } else if (is_capturing || has_left) {
     fences_.MakeProof(own);
   }
 }
 
-// The number of a stream's free list, which has all that is proven to it by now.
+// The number of a stream's free list, with all that is proven to the stream by now.
 std::size_t StreamMemory::ProvenFreeList(StreamId stream) {
   driver_.Capture(stream, &frontier_);
   NoteCapture(frontier_.capture);
@@ -59,9 +59,9 @@ std::size_t StreamMemory::ProvenFreeList(StreamId stream) {
   return *number;
 }
 
-// The stream has gone on without waiting for what came before. What was given to it by proof it may
-// have given itself again since, by its order, which is no proof any more either. So it leaves
-// behind all that it had until now. Throws with nothing changed.
+// The stream has gone on without waiting for earlier work. It may have reused, by its own order,
+// what it got by a proof, and neither protects that any more. So it gives up all that it has so
+// far. Throws with nothing changed.
 void StreamMemory::Forfeit(std::size_t number) {
   FreeList& list = bytes_.free_list(number);
   std::vector<FenceId> fences;
@@ -73,7 +73,7 @@ void StreamMemory::Forfeit(std::size_t number) {
   proofs_.Forfeit(number);
 }
 
-// A free list of the stream in the capture of `frontier`. Throws with nothing changed.
+// Adds a free list for the stream in the capture of `frontier`. Throws with nothing changed.
 std::size_t StreamMemory::AddProvenFreeList(StreamId stream) {
   const std::size_t number = proofs_.AddStream(frontier_.capture);
   try {
@@ -85,9 +85,10 @@ std::size_t StreamMemory::AddProvenFreeList(StreamId stream) {
   return number;
 }
 
-// Of a block that is freed now, behind `nodes_` of that capture; `owner` alone has worked on it.
+// The fence of a block that is freed now, behind `nodes_` of that capture; `owner` alone worked on
+// it.
 FenceId StreamMemory::ProofFence(CaptureId of, std::optional<std::size_t> owner) {
-  if (nodes_.empty()) return FenceId::kOpen;  // the capture has nothing yet that could use it
+  if (nodes_.empty()) return FenceId::kOpen;  // nothing is captured yet that could use it
   if (const auto last = proofs_.LastLike(of, nodes_, owner)) return *last;
   const FenceId fence = fences_.ForProof();
   for (std::size_t i = 0; i < bytes_.stream_count(); ++i)
@@ -99,8 +100,8 @@ FenceId StreamMemory::ProofFence(CaptureId of, std::optional<std::size_t> owner)
   return fence;
 }
 
-// The capture that all streams are in that work on the block, with their frontiers in `nodes_`;
-// kNoCapture if there is no such capture.
+// The one capture of all streams that work on the block, with their frontiers in `nodes_`;
+// kNoCapture if they have none in common.
 CaptureId StreamMemory::CollectFrontiers(const LiveBlock& live) {
   nodes_.clear();
   CaptureId of = kNoCapture;
@@ -131,7 +132,7 @@ void StreamMemory::DropProofs() {
   proofs_.Clear();
 }
 
-// Each free list passes what is leased to its stream.
+// Each free list passes all that is leased to its stream.
 void StreamMemory::CheckProofs() const {
   bytes_.space().ForEachNode([&](NodeId id) {
     const FenceId fence = bytes_.space().node(id).fence;

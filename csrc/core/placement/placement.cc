@@ -7,16 +7,15 @@
 namespace cgp {
 namespace {
 
-// How many ranges a search may look at for a run whose partials hold the remainder, before it
-// settles for one whole page more, which every range with a long enough run has. Keeps the search
-// from looking at all ranges.
+// How many ranges a search looks at for a run whose partials hold the remainder. Then it settles
+// for one whole page more, which every range with a long enough run has. This bounds the time.
 constexpr int kPartialSearches = 64;
 
-// Where one stream has more partials than these, blocks begin in those in front of a run: else what
-// is left of last pages adds up to many pages.
+// If one stream has more partials than this, blocks begin in those in front of a run: else what is
+// left of last pages adds up to many pages.
 constexpr std::size_t kManyPartials = 12;
 
-// In how many ranges a block looks for the place that other streams could use least.
+// In how many ranges a block looks for the place that other streams can use least.
 constexpr int kRangesForTakers = 8;
 
 // Where in a run a block may go, and what it costs there.
@@ -30,8 +29,8 @@ struct Choice {
   }
 };
 
-// The best choice in the range of those that take at most `most_whole` whole pages; of equals with
-// `in_partial` one that begins in a partial.
+// The best choice in the range, of at most `most_whole` whole pages. Among equals, `in_partial`
+// prefers one that begins in a partial.
 std::optional<Choice> ChooseInRange(FreeList& list, uint64_t length, RangeId id,
                                     uint64_t most_whole, bool in_partial, const TakersOf& takers) {
   const RangeTable& ranges = list.ranges();
@@ -59,8 +58,8 @@ std::optional<Choice> ChooseInRange(FreeList& list, uint64_t length, RangeId id,
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
-    // From the partial before the run, up to the partial behind it, or from the run's first page;
-    // of equals the last, which leaves the partials to blocks that need them.
+    // Starts in the partial before the run, ends in the partial behind it, or starts at the run's
+    // first page. The last wins among equals: it leaves partials to blocks that need them.
     std::array starts{low, high - length, std::min(first, high - length)};
     if (in_partial) std::ranges::reverse(starts);
     for (const uint64_t start : starts) consider(start);
@@ -71,7 +70,7 @@ std::optional<Choice> ChooseInRange(FreeList& list, uint64_t length, RangeId id,
 }  // namespace
 
 std::optional<uint64_t> WholePagesAt(const FreeList& list, Placement start, Granules length) {
-  // The parts of a first and of a last page, and the full pages between them.
+  // A part of a first page, full pages, and a part of a last page.
   const RangeTable& ranges = list.ranges();
   const uint64_t page = list.page_size().count();
   const uint64_t offset = start.offset;

@@ -5,12 +5,12 @@
 namespace cgp {
 namespace {
 
-// In a pool of any size.
+// The most pages of a handle, in a pool of any size.
 constexpr uint64_t kMostHandlePages = 64;
 static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
 
-// The handles that hold a number of granules side by side: the tail of one, existing whole ones,
-// new ones, the head of one.
+// The handles that hold a span of granules side by side: the tail of one, existing whole ones, new
+// ones, the head of one.
 struct HandleSpan {
   std::vector<PageId> handles;
   uint64_t start = 0;  // of the granules, in the first handle
@@ -33,7 +33,7 @@ class GrowthPlanner {
   GrowthPlan Plan() {
     const uint64_t longest = LongestPart();
     for (const End& end : FreeEnds()) {
-      // Those that follow have less: none of them needs fewer handles.
+      // The ends that follow have less free, so none of them needs fewer handles.
       const uint64_t least = (length_ - end.reused + longest - 1) / longest;
       if (best_ && least >= best_->mapping.handles.size()) break;
       if (On(end.at_front ? "extend-front" : "extend-back")) ConsiderExtending(end);
@@ -50,8 +50,8 @@ class GrowthPlanner {
     uint64_t whole = 0;   // whole pages among them
   };
 
-  // Those with most free of the newest ranges; of equals the newest first, and its back before its
-  // front.
+  // Of the newest ranges, the ends with most free. Among equals the newest comes first, and its
+  // back before its front.
   std::vector<End> FreeEnds() const {
     std::vector<End> ends;
     uint32_t left = kRangesLookedAt;
@@ -76,13 +76,14 @@ class GrowthPlanner {
       reused += partial.count();
     }
     if (reused < length_) return {id, at_front, reused, reused / page_};
-    // Room enough, but FindMapped() refused a whole page for the remainder: that goes to a partial.
+    // There is room enough, but FindMapped() refused a whole page for the remainder: a partial gets
+    // it.
     return {id, at_front, length_ / page_ * page_, length_ / page_};
   }
 
-  // What to map for `length` granules that the range does not show yet: whole handles as far as
-  // they fit, largest first; the rest in partials, else in a part of a whole handle, else in as few
-  // new pages as can be and the partials that make them so few.
+  // What to map for `length` granules that the range does not show: free whole handles as far as
+  // they fit, largest first; the rest in partials, else in a part of a whole handle, else in new
+  // pages, as few as possible with the partials that allow so few.
   HandleSpan Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
     HandleSpan span;
     const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
@@ -131,8 +132,8 @@ class GrowthPlanner {
     return span;
   }
 
-  // The smallest whole handle that is not among those taken, which were taken largest first: it is
-  // longer than what they leave to fill.
+  // The smallest whole handle that is not taken. It is longer than the rest to fill, since handles
+  // were taken largest first.
   template <typename Allowed>
   std::optional<WholeHandle> SmallestLeft(const std::vector<PageId>& taken,
                                           Allowed&& allowed) const {
@@ -147,8 +148,8 @@ class GrowthPlanner {
     return std::nullopt;
   }
 
-  // Of one partial all is taken: what it has too much is then left over at the block's other end,
-  // as a partial again. Amid a page no large block could use it.
+  // A single partial is taken whole: its surplus is then left over at the block's other end, where
+  // it is a partial again. Inside a page no large block could use it.
   void TakePartials(const PartialPair& partials, uint64_t rest, HandleSpan& span) const {
     const uint64_t spare = partials.length() - rest;
     const uint64_t shift = partials.is_one() && spare < page_ ? spare : 0;
@@ -169,7 +170,7 @@ class GrowthPlanner {
 
   uint64_t PagesFor(uint64_t granules) const { return (granules + page_ - 1) / page_; }
 
-  // At least the length of any two partials.
+  // An upper limit on the length of two partials.
   uint64_t LongestPair() const {
     const auto longest = [](const std::set<PartialHandle>& partials) {
       return partials.empty() ? 0 : partials.rbegin()->length;
@@ -177,20 +178,20 @@ class GrowthPlanner {
     return longest(free_.tails) + longest(free_.heads);
   }
 
-  // At least what any one handle holds of the block.
+  // An upper limit on what one handle holds of the block.
   uint64_t LongestPart() const {
     const std::set<WholeHandle>& wholes = free_.wholes;
     const uint64_t whole = wholes.empty() ? 0 : wholes.begin()->pages;
     return std::max(LongestPair(), std::max(whole, MostNewPages(PagesFor(length_))) * page_);
   }
 
-  // As large as suits the pool and, where one stream alone needs them, the block.
+  // The most pages of a new handle, from the pool's size and, with one stream, from the block's.
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
     return MostHandlePages(pool_pages, several_streams_ ? pool_pages : pages);
   }
 
-  // Of equals the one that was considered first is best.
+  // Among equals the end that was considered first wins.
   void ConsiderExtending(const End& end) {
     const RangeTable::Range& range = ranges_.range(end.range);
     const uint64_t missing = length_ - end.reused;
@@ -237,8 +238,7 @@ uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
   return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }
 
-// As few as can be and about as large as each other, so that blocks of one size can take each
-// other's.
+// As few handles as possible, of about one size, so that blocks of one size can take each other's.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles) {
   while (pages > 0) {
     const uint64_t count = (pages + most - 1) / most;

@@ -7,7 +7,7 @@
 namespace cgp {
 namespace {
 
-// How many extents are looked at for a block: a bound on the time.
+// How many spans are looked at for a block: a bound on the time.
 constexpr int kLookedAt = 4096;
 
 }  // namespace
@@ -70,8 +70,8 @@ void Ring::Claim(uint64_t begin, uint64_t end) {
   memory_.bytes().Give(site, Granules(end - begin), FenceId::kRing);
 }
 
-// The first place, from one on, where so many granules are the ring's that follow one another; else
-// the one that goes on up to the end.
+// The first place from `from` on where `length` granules of the ring follow one another; else the
+// start of those that reach the ring's end.
 uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
   uint64_t start = from;
   int left = kLookedAt;

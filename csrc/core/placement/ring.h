@@ -1,13 +1,13 @@
-// Bytes for blocks that take turns. Captures that are made again one by one find alive what they
-// kept the time before; that is dropped behind them. So such blocks are freed in the order in which
-// they were allocated, and each goes behind the last one, around and around through one range:
+// A ring buffer for blocks that alternate. Captures that are made again one by one find alive what
+// they made the time before, which is dropped after them. So such blocks are freed in the order in
+// which they were allocated. Each goes behind the last one, around and around through one range:
 //
 //     | this time's |  free  |    the last time's    |
 //                   ^ next_
 //
-// What is free there is behind FenceId::kRing, which no stream passes: all else finds its places
-// free, wherever in the ring these blocks are. Once it has room for all of them, and for those of
-// one capture twice, captures that are made again map nothing.
+// Its free bytes are behind FenceId::kRing, which no stream passes. So all other blocks find their
+// places free, wherever in the ring these blocks are. Once the ring has room for all of them, and
+// for those of one capture twice, captures that are made again map nothing.
 #pragma once
 
 #include <cstdint>
@@ -24,29 +24,30 @@ class Ring {
  public:
   Ring(const RangeTable& ranges, StreamMemory& memory) : ranges_(ranges), memory_(memory) {}
 
-  // Whether what is open there is the ring's once it is freed.
+  // Whether bytes there are the ring's once they are free and open.
   bool Holds(VirtualPage vpage) const { return range_ && ranges_.range_of(vpage) == *range_; }
 
   void BeginCapture() {
     placed_ = 0;
     has_reclaimed_ = false;
   }
-  // Once in a capture, before it takes anything: what is open of the range is the ring's. What was
-  // freed behind a fence is so once that has opened.
+  // Takes in what is open of the range, once in a capture, before anything else is taken: what was
+  // freed behind a fence is open only once the fence is.
   void Reclaim();
-  // There is no ring any more, but for what is free of it.
+  // The ring is gone, except for its free bytes.
   void Clear() {
     range_.reset();
     next_ = 0;
   }
 
-  // Where a block goes. The first of its kind brings room for those of one capture beside the ones
-  // before, and for what a block leaves where it does not fit. `takes_whole`: pages that are open
-  // as a whole come before new ones. A failing driver call throws with nothing changed.
+  // Returns where a block goes. `is_first`: it is the first of its kind here, and makes room for
+  // all of one capture beside the earlier ones, and for what a block that does not fit leaves over.
+  // `takes_whole`: whole open pages are taken before new ones are made. A failed driver call throws
+  // with nothing changed.
   Placement Place(FreeList& list, Granules length, bool is_first, bool takes_whole);
 
  private:
-  // Bytes from one place to another.
+  // Bytes up to `end` that are behind one fence.
   struct Span {
     FenceId fence;
     uint64_t end;
@@ -67,7 +68,7 @@ class Ring {
   const RangeTable& ranges_;
   StreamMemory& memory_;
   std::optional<RangeId> range_;
-  // In granules, places counted through all virtual pages.
+  // In granules; places are counted through all virtual pages.
   uint64_t next_ = 0;         // behind the last block
   uint64_t placed_ = 0;       // in this capture
   uint64_t most_placed_ = 0;  // in any
