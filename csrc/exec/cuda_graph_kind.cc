@@ -19,8 +19,8 @@
 namespace cgp {
 namespace {
 
-// Attributes by their numbers, and which drivers and GPUs have them. Asking one that has not is an
-// error, which tools that watch for errors report. docs/graph_updates.md has the names.
+// Attributes by their numbers, and who has them: asking a driver or GPU that has not is an error,
+// which tools that watch for errors report. docs/graph_updates.md has the names.
 struct Attributes {
   int first;
   int last;

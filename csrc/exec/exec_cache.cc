@@ -69,9 +69,8 @@ void ExecCache::Return(GraphNumber graph, const Launch& launch) {
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
   CGP_CHECK(!exec.leases.empty());
   // Several threads may return leases in any order. Leases of one stream are alike.
-  const auto of_stream =
-      std::ranges::find(exec.leases, launch.stream,
-                        [](const std::shared_ptr<Run>& one) { return one->launch.stream; });
+  const auto of_stream = std::ranges::find(exec.leases, launch.stream,
+                                           [](const auto& one) { return one->launch.stream; });
   const auto lease = of_stream != exec.leases.end() ? of_stream : exec.leases.begin();
   std::shared_ptr<Run> run = std::move(*lease);
   exec.leases.erase(lease);

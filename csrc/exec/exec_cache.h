@@ -78,9 +78,9 @@ class ExecCache {
   // Ends the lease, even if this throws; `launch` is what it was used for.
   void Return(GraphNumber graph, const Launch& launch);
 
-  // Makes the graph's next launch on that stream find an executable that is ready on the device.
-  // That waits for the stream's work, and counts as a launch that has not ended. On a stream that a
-  // capture holds the executable is only made: making it ready would be captured.
+  // Makes an executable for the graph's next launch on that stream ready on the device. That waits
+  // for the stream's work, and counts as a launch that has not ended. On a stream that a capture
+  // holds it is only made: making it ready would be captured.
   void Prepare(GraphNumber graph, const Launch& launch);
 
   Stats stats() const;
@@ -127,8 +127,8 @@ class ExecCache {
   void HasLeft(GroupNumber group, std::optional<ExecNumber> useless);
   // Makes an executable hold the graph. `lock`, the cache's, is released while this waits.
   Exec& Hold(GraphNumber graph, StreamId stream, std::unique_lock<std::mutex>& lock);
-  // Makes an executable for the graph. Without memory for it, the graph's present one has to do;
-  // nullptr: other graphs' have to.
+  // Makes an executable for the graph. Without memory, the graph's present one has to do; nullptr:
+  // those of other graphs have to.
   Exec* Make(GraphNumber graph);
   // Returns false if the driver refused; the graph is then set apart. If the driver fails
   // otherwise, the executable is gone.

@@ -35,8 +35,8 @@ enum class GraphNumber : uint32_t {};
 enum class GroupNumber : uint32_t {};
 enum class ExecNumber : uint32_t {};
 
-// After so many launches of one graph in a row, an updated executable should have been made anew:
-// by then the slower launches have cost about as much.
+// After so many launches in a row, a graph's updated executable should have been made anew: by then
+// the slower launches have cost about as much.
 inline constexpr uint32_t kLongStay = 4;
 // The same if the device would run out of work meanwhile.
 inline constexpr uint32_t kVeryLongStay = 16;
@@ -62,8 +62,8 @@ class ExecTable {
     std::vector<ExecNumber> destroy = {};  // before that
   };
 
-  // At most `max_execs` executables; nullopt: one for each group. There may be more while all take
-  // no more than `budget_bytes`. Both may be exceeded while executables are in use, and for
+  // At most `max_execs` executables, or one for each group (nullopt). There may be more while all
+  // take no more than `budget_bytes`. Both may be exceeded while executables are in use, and for
   // kLaunchesBeforeMore launches. pre: max_execs is not 0; without it there is no budget.
   explicit ExecTable(std::optional<std::size_t> max_execs, uint64_t budget_bytes = 0)
       : max_execs_(max_execs), budget_bytes_(budget_bytes) {}
@@ -100,8 +100,7 @@ class ExecTable {
   // is only for graphs in use.
   bool MayHaveFirst(GraphNumber graph) const;
 
-  // Tell that a step was done: the executable used last holds the graph, and what held it before
-  // holds nothing.
+  // A step was done: the executable used last holds the graph, and the one before holds nothing.
   ExecNumber Made(GraphNumber graph);
   void Updated(ExecNumber exec, GraphNumber graph);
   void Used(ExecNumber exec);

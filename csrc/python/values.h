@@ -1,4 +1,4 @@
-// The core's values as both modules show them: ids of pools as pairs, of pages and streams as
+// The core's values as both modules show them: ids of pools as pairs, ids of pages and streams as
 // integers, a piece as a tuple, what a capture took as a dict.
 #pragma once
 
@@ -45,7 +45,7 @@ inline pybind11::dict ToPlain(const CaptureStats& capture) {
       "allocations"_a = capture.allocations);
 }
 
-// Python gets what ToPlain() makes of a value, and gives ids likewise.
+// Python gets what ToPlain() makes of a value, and passes ids likewise.
 template <typename Value>
 struct PlainCaster {
   using Plain = decltype(ToPlain(std::declval<Value>()));

@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLongestWait{100};
 
-// CUDAGraph keeps these to itself and its heirs, by which they can be named.
+// CUDAGraph shows these only to its heirs, by which they can be named.
 struct Members : at::cuda::CUDAGraph {
   static constexpr auto kTemplate = &Members::graph_;
   static constexpr auto kExec = &Members::graph_exec_;
@@ -38,7 +38,7 @@ Graph TemplateOf(const at::cuda::CUDAGraph& graph) {
   return Graph{reinterpret_cast<uintptr_t>(graph.*Members::kTemplate)};
 }
 
-// What is launched now.
+// A launch on the current stream.
 ExecCache::Launch LaunchNow(c10::DeviceIndex device) {
   return {.stream = ToStreamId(CurrentStream(device)), .stream_lasts = CurrentStreamLasts(device)};
 }
@@ -67,7 +67,7 @@ void SharedGraph::Lease() {
 
 void SharedGraph::Return() {
   const std::lock_guard lock(mutex_);
-  // Who withdrew it may have captured anew since.
+  // After Withdraw() the graph may have captured anew.
   if (--leases_ == 0 && !withdrawn_) SetExec(graph_, nullptr);
   cache_->Return(number_, LaunchNow(device_));
 }

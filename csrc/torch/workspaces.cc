@@ -18,7 +18,7 @@ using Held = std::shared_ptr<Workspace>;
   to.second = from.second;
 }
 
-// The bytes of `from` for a map; they keep `held`, which has them or will.
+// The bytes of `from` for a map. They hold `held`, which owns them now or soon.
 Workspace Share(const Held& held, Workspace& from) {
   const at::DataPtr& data = DataOf(from);
   Workspace shared;
@@ -29,10 +29,10 @@ Workspace Share(const Held& held, Workspace& from) {
   return shared;
 }
 
-// Of one map: what graphs hold of it, as long as they do.
+// What graphs hold of one map, as long as they do.
 class Holder {
  public:
-  // Who frees a workspace may wait for what the holder of the map's lock waits for, so what may end
+  // Freeing a workspace may wait for what the holder of the map's lock waits for, so what may end
   // here goes to `until_unlocked`. pre: the map is locked.
   void Hold(WorkspaceMap& in, uintptr_t stream, std::vector<Held>& all,
             std::vector<Held>& until_unlocked) {
@@ -60,7 +60,7 @@ class Holder {
     return reinterpret_cast<uintptr_t>(std::get<1>(key)) == stream;
   }
 
-  // What was the map's. Afterwards the map has the same bytes, shared.
+  // Takes over the map's workspace. Afterwards the map shares its bytes.
   static Held Take(Workspace& from) {
     auto held = std::make_shared<Workspace>();
     SetSize(*held, from);

@@ -1,17 +1,11 @@
 // What each FenceId means: what must have happened before everyone may take the bytes behind it.
 //
-//                 protects them; the others when it opens
-//                 once, and others when the fence opens
 //   stream fence  bytes that one stream freed. Its order protects them, so it takes them at once;
 //                 others do when the fence opens
-//                 once, and others when the fence opens
-//                 protects them; the others when it opens
 //   held fence    bytes that several streams used (record_stream): nobody takes them until it
 //                 opens
-//                 for the graph under capture to prove (proofs.h)
 //   proof fence   bytes freed in a capture of several streams: the graph under capture proves who
 //                 may take them before it opens (proofs.h)
-//                 for the graph under capture to prove (proofs.h)
 //
 // A fence of a capture scope opens when the scope ends, since all its streams have joined by then.
 // Eager work goes on after a free, and its stream must not be asked later: the owner may have

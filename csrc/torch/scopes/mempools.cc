@@ -1,12 +1,12 @@
 // torch.cuda.MemPools.
 //
-// One without an allocator of its own is a pool of ours, with the MemPool as a user.
-// torch.cuda.use_mem_pool begins an eager scope in it, or, in a capture, a nested one: what is
+// A MemPool without an allocator of its own is a pool of ours, with the MemPool as a user.
+// torch.cuda.use_mem_pool begins an eager scope in it or, in a capture, a nested one: what is
 // allocated there belongs to the graph under capture, but lies in the MemPool, which may be gone
-// before the graph is. So it has one more user as long as the pool of the graph has any.
+// before the graph is. So the pool has one more user while the graph's pool has any.
 //
 // ~MemPool calls setUseOnOOM(), releasePool() and emptyCache(id), and an error there ends the
-// process. In a capture, of whichever thread, they leave the memory for later.
+// process. While any thread captures, they leave the memory for later.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -72,7 +72,7 @@ void CaptureScopes::SetNoSplit(DeviceIndex device, MempoolId_t id) {
 
 uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {
   const History::Telling telling(History::Get());
-  // Holding this keeps a capture of torch's from beginning meanwhile.
+  // While this is held, no capture of torch's begins.
   std::unique_lock lock(mutex_, std::defer_lock);
   if (waits) lock.lock();
   if ((!waits && !lock.try_lock()) || routes_.capturing()) return 0;
@@ -81,7 +81,7 @@ uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {
     if (owner != owner_ && base_ == nullptr) continue;
     for (DevicePools* pools : DevicePools::All(owner)) {
       if (only && pools->device != *only) continue;
-      // What the C functions hand out shares neither statistics nor a fraction with a base.
+      // Memory of the C functions shares neither statistics nor a fraction with a base.
       bytes += pools->Trim(owner == kGraphAllocator ? base_ : nullptr);
     }
   }
@@ -109,8 +109,8 @@ std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex devic
     if (key.first != device || !mempool.use_on_oom) continue;
     const PoolId id = key.second;
     DevicePools& pools = DevicePools::For(device, owner_);
-    // Only while the MemPool is its one user: graphs write to what is free, and another thread may
-    // be allocating there.
+    // Only if the MemPool is its only user: graphs write to free bytes, and another thread may be
+    // allocating there.
     if (pools.set.UseCount(id) != 1) continue;
     pools.set.BeginScope(id, ScopeKind::kEager, routes_.capturing());
     const auto end = [&] {

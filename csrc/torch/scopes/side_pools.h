@@ -1,17 +1,17 @@
-// Side pools: memory of the base for the graphs of our pools.
+// Side pools: memory of the base that graphs of our pools use.
 //
-// torch does not ask us for all that a capture allocates. A storage asks the allocator that it was
-// made by, so one from before enable() that has to grow in a capture (out=, Tensor.resize_(),
-// FSDP2's unsharded parameters) asks the base. What the base then hands out must be kept for the
-// graph too: eager memory would be somebody else's by the time the graph is replayed.
+// torch does not ask us for all that a capture allocates. A storage asks the allocator that made
+// it. So a storage from before enable() that has to grow in a capture (out=, Tensor.resize_(),
+// FSDP2's unsharded parameters) asks the base. What the base then hands out must stay for the graph
+// too: the bytes of eager memory would be another owner's by the time of a replay.
 //
-// So beside each capture scope of a pool of ours the base has a scope too, in a private pool of its
-// own: the side pool of ours. It takes what our routes match to our pool. What we forward to the
-// base matches none of our pools, so it never lands there. The base keeps the side pool as long as
-// ours has users. Eager scopes need none: what the base hands out then is used by eager work.
+// So while a capture scope of our pool is open, the base has a scope too, in a private pool of its
+// own: the side pool of ours. It serves what our routes match to our pool. What we forward to the
+// base matches none of our pools, so it never lands there. The base holds the side pool as long as
+// ours has users. Eager scopes need none: eager work uses what the base hands out then.
 //
-// There is another use: as long as a route is open in the base it records and asks for no events
-// and gives nothing back to the device, any of which could break a capture.
+// It has another use: while a route is open in the base, the base records and queries no events,
+// and gives nothing back to the device. Any of these could break a capture.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -35,7 +35,7 @@ class SidePools {
   // Both must outlive this. Without a base there are no side pools.
   SidePools(Base* base, RouteTable& routes) : base_(base), routes_(routes) {}
 
-  // Begins and ends a scope of the pool's side pool, which is made if need be. If the base throws
+  // Begin and end a scope of the pool's side pool, which is made if need be. If the base throws,
   // nothing has changed. The caller orders these calls and Release().
   void Begin(DeviceIndex device, PoolId pool) {
     if (base_ == nullptr) return;
@@ -56,20 +56,20 @@ class SidePools {
     if (base_ != nullptr) base_->endAllocateToPool(device, side_pools_.at({device, pool}).id);
   }
 
-  // The pool has no users left: nor has its side pool, if it has one. If the base throws, another
-  // call goes on where this one ended. pre: no scope of it is open.
+  // The pool has no users left, so its side pool, if any, loses its own. If the base throws,
+  // another call goes on where this one ended. pre: no scope of it is open.
   void Release(DeviceIndex device, PoolId pool) {
     const auto found = side_pools_.find({device, pool});
     if (found == side_pools_.end()) return;
     SidePool& side_pool = found->second;
-    // A user at a time, so that an error leaves to the next call what is left.
+    // One user at a time, so that an error leaves the rest to the next call.
     for (; side_pool.users > 0; --side_pool.users) base_->releasePool(device, side_pool.id);
     const std::lock_guard lock(mutex_);
     if (*side_pool.used) past_owners_[side_pool.id] = NameOf(pool);
     side_pools_.erase(found);
   }
 
-  // What the base calls the pool's side pool, if anything may have been allocated there.
+  // The base's id of the pool's side pool, if anything may have been allocated there.
   std::optional<MempoolId_t> Find(DeviceIndex device, PoolId pool) const {
     const std::lock_guard lock(mutex_);
     const auto found = side_pools_.find({device, pool});
@@ -77,8 +77,8 @@ class SidePools {
     return found->second.id;
   }
 
-  // Put the names of our pools in the place of those of their side pools, also of side pools that
-  // were given up and may hold memory yet.
+  // Replace the names of side pools by those of our pools, also of side pools that were given up
+  // and may still hold memory.
   void Rename(c10::cuda::CUDACachingAllocator::SnapshotInfo& info) const {
     const auto owners = Owners();
     const auto rename = [&](MempoolId_t& id) {
@@ -109,13 +109,13 @@ class SidePools {
     std::shared_ptr<std::atomic<bool>> used = std::make_shared<std::atomic<bool>>(false);
   };
 
-  // The native allocator reopens no pool that nobody holds, so none is called like one before; nor
-  // is a graph or a torch.cuda.MemPool. The first numbers differ, since torch hashes a name by that
+  // The native allocator reopens no pool without a user, so no two side pools have one name; nor
+  // has a graph or a torch.cuda.MemPool. The first numbers differ: torch hashes a name by that
   // number alone unless it is 0, and doubles its table of pools for each name with a known hash.
   MempoolId_t NewName() { return {~++made_, ~0ULL}; }
   static MempoolId_t NameOf(PoolId pool) { return {pool.first, pool.second}; }
 
-  // Which pool each side pool belongs to.
+  // The pool of ours that each side pool belongs to.
   std::map<MempoolId_t, MempoolId_t> Owners() const {
     const std::lock_guard lock(mutex_);
     auto owners = past_owners_;
@@ -125,10 +125,10 @@ class SidePools {
 
   Base* const base_;
   RouteTable& routes_;
-  // For those whom the caller does not order. Never held while the base is called.
+  // For readers whom the caller does not order. Never held while the base is called.
   mutable std::mutex mutex_;
   std::map<std::pair<DeviceIndex, PoolId>, SidePool> side_pools_;
-  // Of those that were given up after they had been used: few, as only old storages use them.
+  // Of side pools that were given up after use: few, since only old storages use them.
   std::map<MempoolId_t, MempoolId_t> past_owners_;
   uint64_t made_ = 0;
 };
