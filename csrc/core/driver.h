@@ -1,8 +1,8 @@
 // The contract between the pool, which decides, and whatever makes memory real.
 //
-// The contract has the shape of CUDA's virtual memory management: addresses are reserved, physical
-// handles are created, and a handle is mapped as often as wanted. driver/cuda_driver.h does this on
-// a GPU, and testing/host_driver.h with mmap, for tests. driver/number_driver.h only counts.
+// The contract has the shape of CUDA's virtual memory management. Addresses are reserved, physical
+// handles are created, and a handle is mapped as often as wanted. CudaDriver (driver/) does this on
+// a GPU, HostDriver (testing/) by mmap, for tests, and NumberDriver (driver/) only counts.
 //
 // Rules for every call:
 //  - Sizes and addresses are bytes and multiples of granularity(), unless said otherwise; sizes are

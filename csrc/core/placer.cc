@@ -9,8 +9,8 @@
 namespace cgp {
 namespace {
 
-// Blocks get no slack while more than this part of the most that ever lived is wasted in the pages
-// in use, and these are more than three fifths of that most.
+// Blocks get no slack while the pages in use are more than three fifths of the most that ever
+// lived, and more than this part of it is wasted in them.
 constexpr uint64_t kWastedPart = 40;
 
 // The part of its pages that a pool which several streams make grow is given ahead of need, once
@@ -161,9 +161,9 @@ Slack Placer::SlackFor(const FreeList& list, Granules length, const PoolStats& s
 }
 
 // A block below a page gets the best fit among partly used pages, so that small blocks gather and
-// pages stay whole; else a whole page; else it is stitched as a large one. Without slack, stitching
-// comes before a whole page whose rest is too short for a second such block, unless several streams
-// allocate: there it saved nothing.
+// pages stay whole. Else it gets a whole page, else it is stitched as a large one. Without slack,
+// stitching comes before a whole page whose rest is too short for a second such block, unless
+// several streams allocate: there it saved nothing.
 Site Placer::FindSmall(FreeList& list, Granules length, Slack slack) {
   const uint64_t least_left = several_streams() ? kLeastLeftOfSeveral : kLeastLeft;
   const bool stitched = On("small-stitched") && (page_size() - length) * least_left >= page_size();

@@ -86,10 +86,10 @@ class Pool {
   // Whether the driver failed to take back something that is of no use any more.
   bool has_remains() const { return ranges_.has_remains(); }
   // Gives both back, and unmaps all that live blocks do not need. If the driver fails, everything
-  // else is given back all the same, then its first error is thrown; the next GiveBack() tries the
+  // else is given back all the same, then its first error is thrown. The next GiveBack() tries the
   // rest again. pre: no graph that was captured into the pool still lives, no scope is open, the
-  // device is idle (Driver::Quiesce()), and PrepareGiveBack(), which makes room for it, was called
-  // last. Earlier checkpoints are void.
+  // device is idle (Driver::Quiesce()), and PrepareGiveBack(), which makes room, was called last.
+  // Earlier checkpoints are void.
   void PrepareGiveBack();
   void GiveBack();
 

@@ -266,7 +266,7 @@ void PoolSet::UnmapStale(Member& member) {
   } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): what is left is for the next time
   }
   DropFreedAddresses(member);
-  Count(member);  // it may have released what the driver kept, and the allocation may fail
+  Count(member);  // it may have released what the driver had failed to, and the allocation may fail
 }
 
 uint64_t PoolSet::TrimmableBytes() const {

@@ -171,7 +171,7 @@ struct PoolSnapshot {
 // The blocks that lived in a pool at one moment, so that they can live there again.
 //
 // torch.compile's graph trees go back to the end of an earlier graph and record another one from
-// there: the blocks that lived then must live again, at their addresses, and nothing else.
+// there. The blocks that lived then must live again, at their addresses, and nothing else.
 //
 // A checkpoint holds the blocks and not the free bytes, which follow from the blocks. Their fences
 // are not part of it either: they stand for work that is submitted by the time of the restore.

@@ -1,7 +1,7 @@
 // The driver for an NVIDIA GPU, by CUDA's virtual memory management.
 //
 // Mappings are open to all devices that can reach this one and had a context when the driver was
-// made: torch asks for access between two devices once, and may have done so before.
+// made. torch asks for access between two devices only once, maybe before that.
 //
 // Every call makes the device's context (cuda_context.h) current while it runs. So calls may come
 // from any thread, even one without a context.

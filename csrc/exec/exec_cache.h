@@ -16,7 +16,7 @@
 // cache meanwhile, so it plans anew afterwards. Nobody waits for later launches.
 //
 // If there is no memory for one that the limit allows, one of its group is updated, or others make
-// room, the longest unused first: all of them, if need be, before a replay fails. For a while no
+// room, the longest unused first. All of them go, if need be, before a replay fails. For a while no
 // more of them are made then.
 #pragma once
 

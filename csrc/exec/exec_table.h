@@ -3,13 +3,12 @@
 // A captured graph is a template: it costs no device memory, and cannot run. An executable can run,
 // costs device memory, and holds one graph at a time. Graphs of one group are so much alike that an
 // executable of one can be updated to hold another. This table decides which graph gets which
-// executable. It plans a step, and is told when the step is done, so a failed step leaves it as it
-// was.
+// executable. It plans a step, and is told when that is done, so a failed step changes nothing.
 //
-// An update takes less CPU time than making an executable anew, but an updated one runs slower: by
-// 0.1 to 0.6 us for each node whose grid or function has changed (docs/graph_updates.md). So a
-// graph that is replayed again and again gets one that was made for it. In a program that has been
-// staying with its graphs, each graph gets one at once.
+// An update takes less CPU time than making an executable anew, but an updated one runs slower.
+// That is 0.1 to 0.6 us for each node whose grid or function has changed (docs/graph_updates.md).
+// So a graph that is replayed again and again gets one that was made for it. In a program that has
+// been staying with its graphs, each graph gets one at once.
 //
 // With a budget of memory, each graph in use has its own as long as all together fit into it.
 //
@@ -41,8 +40,7 @@ inline constexpr uint32_t kLongStay = 4;
 // The same if the device would run out of work meanwhile.
 inline constexpr uint32_t kVeryLongStay = 16;
 // After so many launches, one more executable than memory had room for is tried, and one beyond the
-// limit goes, though it may be needed again. Making one takes as long as a few launches, which
-// hardly counts by then.
+// limit goes. Making it again, if needed, takes about as long as a few launches.
 inline constexpr uint32_t kLaunchesBeforeMore = 256;
 
 enum class GroupKind : uint8_t {

@@ -103,7 +103,7 @@ class PoolModel {
     // No more, but for a block that comes again while its like lives.
     uint64_t most_new() const { return least_new() > 0 ? least_new() + beyond : 0; }
   };
-  // `kept`: what the pool keeps for blocks that take turns, which others get only where nothing
+  // `kept`: what the pool keeps for blocks that alternate, which others get only where nothing
   // else is left.
   Need NeedOf(PoolId id, uint64_t bytes, StreamId stream,
               const std::vector<PhysicalPiece>& kept = {}) const;

@@ -25,9 +25,9 @@ using c10::MempoolId_t;
 
 class History;
 
-// Who hands out the blocks of some pools. Each has pools of its own on each device. If the C
-// functions hand out a segment for a MemPool, it is the base's memory, counted by the base, and
-// GraphAllocator must not free a block that the base makes at its start.
+// Who hands out the blocks of some pools. Each has pools of its own on each device. A segment that
+// the C functions hand out for a MemPool is the base's memory, counted by the base. GraphAllocator
+// must not free a block that the base makes at its start.
 enum class PoolsOwner { kGraphAllocator, kPluggableAllocator };
 using enum PoolsOwner;
 inline constexpr std::array kPoolsOwners{kGraphAllocator, kPluggableAllocator};
@@ -87,8 +87,8 @@ class DevicePools {
   //
   // A byte may have several addresses, but must be shown once: a live block's at the block's
   // address, a free one at the first address of its page. Bytes side by side form a segment, up to
-  // the first live block of another stream. So each live block is whole and at its address,
-  // segments sum up to reserved bytes and their blocks to allocated bytes, and a segment has one
+  // the first live block of another stream. So each live block is whole and at its address.
+  // Segments sum up to reserved bytes, their blocks to allocated bytes, and a segment has one
   // stream and any length. But what history says of mapped pages does not match these segments:
   // PyTorch's viewer cannot always go back in time.
   void AppendSegments(std::optional<PoolId> only, const History& history,

@@ -1,9 +1,9 @@
 // What PyTorch sees as its CUDA allocator. Graph captures allocate in our pools, all else in the
 // base, the allocator that was installed before.
 //
-// This class only passes on what torch says: to CaptureScopes who allocates in which pool, to a
-// device's PoolSet what is allocated and freed, to observe/ what others want to know, and to the
-// base all the rest. It has no lock.
+// This class only passes on what torch says. CaptureScopes hears who allocates in which pool, a
+// device's PoolSet what is allocated and freed, observe/ what others want to know, and the base all
+// the rest. It has no lock.
 //
 // Deleters. Eager memory has the base's deleter, and is not touched. Memory of pools, ours or the
 // base's, has FreeMemory(), which takes both kinds of pointers: torch compares raw_deleter() with

@@ -1,9 +1,10 @@
 // All that differs between the torch releases, 2.11 to 2.15, that this one source serves.
 //
-// The class to implement grows in nearly every minor release. graph_allocator.h declares a method
-// newer than 2.11 without `override`: if the release has it, it overrides by its signature, else it
-// is an ordinary member that nobody calls. Forwarding such a method compiles only if the base has
-// it, which the templates below ask the compiler. scripts/build_wheels.sh builds for every release.
+// The class to implement grows in nearly every minor release. A method newer than 2.11 is declared
+// in graph_allocator.h without `override`. If the release has it, it overrides by its signature,
+// else it is an ordinary member that nobody calls. Forwarding such a method compiles only if the
+// base has it, which the templates below ask the compiler. scripts/build_wheels.sh builds for every
+// release.
 #pragma once
 
 #include <c10/core/Allocator.h>

@@ -2,7 +2,7 @@
 // multiplied on. Work captured on the stream computes in it too, whatever pool the capture names.
 //
 // In torch 2.12 to 2.14 a CUDAGraph that is destroyed takes the workspaces of its stream out of
-// torch's maps, and other graphs captured on the stream go on computing there (pytorch#193402). So
+// torch's maps. Other graphs captured on the stream go on computing there (pytorch#193402). So
 // graphs hold them beside the maps, and the next capture on the stream finds them there again.
 #pragma once
 
@@ -33,9 +33,8 @@ struct WorkspaceMap {
   std::shared_mutex mutex;
 };
 
-// One of torch's maps, cuBLAS's or cuBLASLt's, and a function that says the bytes of each, by
-// asking the device, if they do not say it themselves. runtime.cc finds them; nullptr if torch has
-// none.
+// One of torch's maps, cuBLAS's or cuBLASLt's. `bytes` asks the device for the bytes of each, if
+// they do not say it themselves. runtime.cc finds them; nullptr if torch has none.
 struct TorchWorkspaces {
   WorkspaceMap* workspaces = nullptr;
   size_t (*bytes)() = nullptr;

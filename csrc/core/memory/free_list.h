@@ -102,9 +102,9 @@ class FreeList {
   // unindexed. Does not throw after MakeRoomForFence().
   void SetPasses(FenceId fence, bool passes);
 
-  // These make room, so that what follows cannot throw: for as many nodes as the space has room
-  // for; for so many new pages in a table of so many virtual pages and ranges; for SetPasses() of
-  // the fence.
+  // These make room, so that what follows cannot throw. It is room for as many nodes as the space
+  // has room for; for so many new pages, in a table of so many virtual pages and ranges; or for
+  // SetPasses().
   void MakeRoomForNodes() {
     if (links_.size() < space_.node_room()) links_.resize(space_.node_room());
   }
@@ -117,9 +117,9 @@ class FreeList {
   void Rebuild();
 
   // UnindexNodes() comes before a change strictly between two nodes of one page, or from its first
-  // node or up to its last; IndexNodes() comes after it. They unindex and index the holes that
-  // touch [first, last]; of a node of whole pages only this page. pre: both get the same span, and
-  // nodes at its ends that are not the page's do not change.
+  // node or up to its last. IndexNodes() comes after it. They cover the holes that touch [first,
+  // last]; of a node of whole pages only this page. pre: both get the same span, and nodes at its
+  // ends that are not the page's do not change.
   void UnindexNodes(PageId page, NodeId first, NodeId last);
   void IndexNodes(PageId page, NodeId first, NodeId last);
 

@@ -87,8 +87,8 @@ class PageSpace {
     }
   }
   // How many blocks of a page or more have a piece below a page in this page. Small blocks prefer
-  // pages without: a small block that outlives a large neighbour would keep its page from being
-  // whole. pre: the page is not part of a node of whole pages.
+  // pages without: outliving a large neighbour, they would keep its page from being whole. pre: the
+  // page is not part of a node of whole pages.
   uint32_t large_pieces(PageId page) const { return pages_[Index(page)].large_pieces; }
   bool holds_large(PageId page) const { return large_pieces(page) > 0; }
   void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }

@@ -9,8 +9,8 @@
 // many nodes there are. A capture has about as many paths as streams. (H. V. Jagadish, A
 // compression technique to materialize transitive closure, ACM TODS 15, 1990: chains.)
 //
-// A node behind a programmatic edge may begin, and end, before the node in front of it is complete:
-// what comes before such a node may not be complete when it is. A reach that meets one is empty
+// A node behind a programmatic edge may begin, and end, before the node in front of it is complete.
+// So when such a node is complete, what comes before it may not be. A reach that meets one is empty
 // from then on, since that node may not wait for what was reached before as a frontier only.
 //
 // A fence stands behind nodes: the frontiers, at the free, of all streams that worked on the bytes.

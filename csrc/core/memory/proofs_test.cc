@@ -69,7 +69,7 @@ TEST_F(ProofTableTest, ContainsWhatWasAddedSinceTheLastClear) {
   EXPECT_THAT(Advance(b, kB), ElementsAre(kFence7)) << "nothing of the old capture is in the way";
 }
 
-// A lends to B, until it had to make the pool grow meanwhile: then not before it gets something
+// A leases to B, until it had to make the pool grow meanwhile: then not before it gets something
 // back.
 TEST_F(ProofTableTest, AStreamThatMadeThePoolGrowLendsNoMoreBeforeItReceives) {
   const std::size_t a = AddStream();
@@ -77,7 +77,7 @@ TEST_F(ProofTableTest, AStreamThatMadeThePoolGrowLendsNoMoreBeforeItReceives) {
   proofs_.NoteGrowth(a);
   Add(kFence1, {Launch(kA)}, a);
   Join(kB, kA);
-  EXPECT_THAT(Advance(b, kB), ElementsAre(kFence1)) << "it had lent nothing before it grew";
+  EXPECT_THAT(Advance(b, kB), ElementsAre(kFence1)) << "it had leased nothing before it grew";
   proofs_.NoteGrowth(a);
   const GraphNode later = Launch(kA);
   Add(kFence2, {later}, a);

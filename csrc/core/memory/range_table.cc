@@ -14,7 +14,7 @@ class RangeTable::Undo {
   Undo& operator=(const Undo&) = delete;
 
   ~Undo() {
-    if (kept) return;
+    if (succeeded) return;
     // Shrink() tries again what the driver fails to undo: the error that brought us here is the one
     // to report. There is room to record it.
     bool is_stuck = false;
@@ -42,7 +42,7 @@ class RangeTable::Undo {
     }
   }
 
-  bool kept = false;
+  bool succeeded = false;
   uint32_t created = 0;
   bool reserved = false;
   uint32_t* room = nullptr;  // at the end that grows of a range that was there before
@@ -99,7 +99,7 @@ VirtualPage RangeTable::Map(const MappingPlan& plan) {
     next += bytes;
   }
   driver_.SetAccess(address, count * page_bytes_);
-  undo.kept = true;
+  undo.succeeded = true;
 
   const VirtualPage first = range.first + begin;
   VirtualPage vpage = first;

@@ -109,7 +109,7 @@ class RangeTable {
   static constexpr uint32_t kVpageGroup = 64;
 
   // The virtual pages that the first range reserves behind its end, so that it can come to show a
-  // whole pool: 8 GiB of pages of 2 MiB, of a process's 128 TiB of addresses.
+  // whole pool. They are 8 GiB of pages of 2 MiB; a process has 128 TiB of addresses.
   static constexpr uint32_t kRoomOfFirst = 4096;
 
   RangeTable(Driver& driver, Granules page_size);

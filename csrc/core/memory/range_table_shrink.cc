@@ -83,13 +83,13 @@ void RangeTable::Shrinking::LetGoOf(const PhysicalHandle& handle) noexcept {
 // Each run of virtual pages that stay mapped becomes a range, with the room up to the next one.
 void RangeTable::Shrinking::MovePieces(const Range& range) noexcept {
   const uint32_t first = Index(range.first);
-  const auto next = [&](uint32_t from, bool kept) {
-    while (from < range.mapped_end && keep_[first + from] != kept) ++from;
+  const auto next = [&](uint32_t from, bool stays) {
+    while (from < range.mapped_end && keep_[first + from] != stays) ++from;
     return from;
   };
   const uint32_t limit = range.mapped_end + range.room_back;
   uint32_t room_from = range.mapped_begin - range.room_front;
-  uint32_t base = 0;  // the first keeps the addresses in front of it
+  uint32_t base = 0;  // the first has the addresses in front of it
   for (uint32_t begin = next(range.mapped_begin, true); begin < range.mapped_end;) {
     const uint32_t end = next(begin, false);
     const uint32_t behind = next(end, true);
@@ -116,11 +116,11 @@ void RangeTable::Shrinking::MoveHandles() noexcept {
   uint32_t pages = 0;
   std::size_t handles = 0;
   for (PhysicalHandle handle : table_.handles_) {
-    const auto is_kept = [&](VirtualPage vpage) { return keep_[Index(vpage)]; };
-    if (std::ranges::none_of(table_.vpages_of(handle.first), is_kept)) continue;
+    const auto stays = [&](VirtualPage vpage) { return keep_[Index(vpage)]; };
+    if (std::ranges::none_of(table_.vpages_of(handle.first), stays)) continue;
     for (uint32_t i = 0; i < handle.pages; ++i, ++pages) {
       Page page = std::move(table_.pages_[Index(handle.first) + i]);
-      std::erase_if(page.vpages, std::not_fn(is_kept));
+      std::erase_if(page.vpages, std::not_fn(stays));
       for (VirtualPage& vpage : page.vpages) {
         vpage = result_.Of(vpage);
         page_at_[Index(vpage)] = PageId{pages};

@@ -72,7 +72,7 @@ TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
 
   TakeAndGive(first + 1, kPageSize - Granules(1), FenceId::kOpen);  // while they rest
   EXPECT_EQ(bytes_.AddFreeList(kB, kFenceB).whole_page_count(), 3u);
-  EXPECT_EQ(&bytes_.AddFreeList(kA, kFenceA), second) << "the views are anyone's";
+  EXPECT_EQ(&bytes_.AddFreeList(kA, kFenceA), second) << "the lists are anyone's";
   EXPECT_EQ(second->stream(), kA);
   EXPECT_EQ(second->whole_page_count(), 2u);
   bytes_.Check();

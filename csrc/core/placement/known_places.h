@@ -1,8 +1,8 @@
 // Where blocks lay, by what was allocated before them.
 //
-// Programs repeat themselves. A layer asks for the sizes that the layer before it asked for: its
+// Programs repeat themselves. A layer asks for the sizes that the layer before it asked for. Its
 // blocks go where blocks of as many pages lay in this scope, so both layers are laid out alike. And
-// a scope asks for what an earlier one asked for, a warm-up or the same capture made before: its
+// a scope asks for what an earlier one asked for: a warm-up, or the same capture made before. Its
 // blocks go where blocks lay that came behind the same sizes, in whatever scope. So captures that
 // are made again come to map nothing.
 //

@@ -5,8 +5,7 @@
 // A block of n = q pages + r gets at least `ideal` whole pages: q, and one more if no *partial*
 // holds the remainder r. A partial is the free head or tail of a partly used handle; a tail and a
 // head of two handles can do it together. In steps 2 and 3 a block may take one whole page more
-// (Slack): that saves mappings, and what it wastes is the rest of a page, which smaller blocks can
-// use.
+// (Slack). That saves mappings, and it wastes the rest of a page, which smaller blocks can use.
 #pragma once
 
 #include <cstddef>
@@ -115,16 +114,16 @@ std::optional<PartialPair> ChoosePartials(const FreeHandles& free, uint64_t leng
 // larger handles.
 uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together);
 
-// How many of the newest ranges are looked at for free ends, and how many ends, those with most
-// free, are tried: enough to choose well, and a bound on the time.
+// How many of the newest ranges are looked at, and how many of their ends, those with most free,
+// are tried: enough to choose well in bounded time.
 inline constexpr uint32_t kRangesLookedAt = 128;
 inline constexpr std::size_t kEndsTried = 16;
 
 // Adds handles of `pages` new pages in all, of at most `most` each.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles);
 
-// What to map so that the block fits, and where it then starts, in granules from the first virtual
-// page that the plan maps; negative if it starts in pages mapped before.
+// What to map so that the block fits, and where it then starts: in granules from the first virtual
+// page that the plan maps, or before it if negative.
 struct GrowthPlan {
   MappingPlan mapping;
   int64_t start = 0;

@@ -81,9 +81,9 @@ class GrowthPlanner {
     return {id, at_front, length_ / page_ * page_, length_ / page_};
   }
 
-  // What to map for `length` granules that the range does not show: free whole handles as far as
-  // they fit, largest first; the rest in partials, else in a part of a whole handle, else in new
-  // pages, as few as possible with the partials that allow so few.
+  // What to map for `length` granules that the range does not show. Free whole handles are taken as
+  // far as they fit, largest first. The rest goes to partials, else to a part of a whole handle,
+  // else to new pages: as few as possible, with the partials that allow so few.
   HandleSpan Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
     HandleSpan span;
     const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };

@@ -40,8 +40,8 @@ class Ring {
     next_ = 0;
   }
 
-  // Returns where a block goes. `is_first`: it is the first of its kind here, and makes room for
-  // all of one capture beside the earlier ones, and for what a block that does not fit leaves over.
+  // Returns where a block goes. The first of its kind (`is_first`) makes room for all of one
+  // capture beside the earlier ones, and for what a block that does not fit leaves over.
   // `takes_whole`: whole open pages are taken before new ones are made. A failed driver call throws
   // with nothing changed.
   Placement Place(FreeList& list, Granules length, bool is_first, bool takes_whole);

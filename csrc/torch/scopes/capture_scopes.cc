@@ -164,9 +164,9 @@ void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
 // A capture that fails may never end its route. torch before 2.14 neither ends it nor releases the
 // pool. From 2.14 on the graph does both late, at the latest when it is destroyed. But a route
 // whose stream has stopped capturing looks the same while another thread is about to end it. So a
-// capture that looks abandoned loses only its route, and its user stays. It is taken as failed, and
-// before 2.14 its user is removed, by whoever knows: a new capture begins on its stream or in its
-// pool, or cudagraph_pool.graph saw it fail.
+// capture that looks abandoned loses only its route, and its user stays. Some know that it has
+// failed: a new capture begins on its stream or in its pool, or cudagraph_pool.graph saw it. They
+// take it as failed and, before 2.14, remove its user.
 
 void CaptureScopes::EndAbandoned() {
   const History::Telling telling(History::Get());

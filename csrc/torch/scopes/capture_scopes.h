@@ -14,11 +14,11 @@
 // names a pool of its own, unless captures that name no pool are to share one. torch gives each
 // such capture an id, and all these stand for the device's shared pool.
 //
-// A scope is a capture's if its filter refuses the current stream while that is not capturing:
+// A scope is a capture's if its filter refuses the current stream while that is not capturing. For
 // torch begins the route before the capture, and a graph's filter asks for its capture. It is also
 // one if the current stream is already capturing.
 //
-// Every call has strong exception safety, except the end of a scope: from then on nothing is routed
+// Every call has strong exception safety, except the end of a scope. From then on nothing is routed
 // to the pool, and what could not be ended is ended later (EndScope()).
 //
 // Locks, in the order they are taken: this mutex, then MergedStats', then the base's, then

@@ -1,7 +1,7 @@
 // torch.cuda.MemPools.
 //
 // A MemPool without an allocator of its own is a pool of ours, with the MemPool as a user.
-// torch.cuda.use_mem_pool begins an eager scope in it or, in a capture, a nested one: what is
+// torch.cuda.use_mem_pool begins an eager scope in it or, in a capture, a nested one. What is
 // allocated there belongs to the graph under capture, but lies in the MemPool, which may be gone
 // before the graph is. So the pool has one more user while the graph's pool has any.
 //
@@ -129,10 +129,10 @@ std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex devic
 }
 
 int CaptureScopes::UsersOf(DevicePools& pools, PoolId pool) const {
-  const auto keeps = [&](const auto& entry) {
+  const auto is_it = [&](const auto& entry) {
     return entry.first.first == pools.device && entry.second == pool;
   };
-  return pools.set.UseCount(pool) - static_cast<int>(std::ranges::count_if(retained_, keeps));
+  return pools.set.UseCount(pool) - static_cast<int>(std::ranges::count_if(retained_, is_it));
 }
 
 bool CaptureScopes::RetainFor(DevicePools& pools, PoolId of, PoolId nested) {

@@ -6,11 +6,11 @@
 // so that nesting comes out right, and everybody can ask whether a capture is under way.
 //
 // The filter of a torch.cuda.CUDAGraph holds a plain pointer to the graph. Before torch 2.14 a
-// graph whose capture failed may be gone while its route is still here. So the filter of a capture
-// route is asked only while the capture's first stream is capturing, and was not seen to be in
-// another capture or in none: then the graph is alive. If that is the per-thread default stream,
-// which has one name in all threads, another thread asks the filter only about streams that are in
-// its capture, or may be in it.
+// graph whose capture failed may be gone while its route is still here. So a capture route's filter
+// is asked only while the capture's first stream is capturing, and was not seen in another capture
+// or in none. Then the graph is alive. The per-thread default stream has one name in all threads.
+// If the capture began on it, other threads ask the filter only about streams that are, or may be,
+// in that capture.
 //
 // That takes up to two questions to CUDA beside the filter's own. But torch's filters go by the
 // thread (for pools that a thread allocates to) or by the id of the stream's capture (for graphs,
@@ -101,10 +101,10 @@ class RouteTable {
   // A capture may end its route and begin it again half-way, as torch does around the bodies of
   // conditional nodes. Its scope stays open meanwhile. Pause() returns false if there is no such
   // route, or its capture is over. Resume() returns false if the route is not paused, or another
-  // capture asks. The same capture asks if the filter takes the stream that it began on (this says
-  // nothing of a nested route, whose filter takes any), or if `stream`, the calling thread's, is in
-  // it, or captures (a body) in the thread that began the route. Another graph's capture never
-  // resumes a graph's route.
+  // capture asks. The same capture asks if the filter takes the stream that it began on, which says
+  // nothing of a nested route, whose filter takes any. Or `stream`, the calling thread's, is in it,
+  // or captures (a body) in the thread that began the route. Another graph's capture never resumes
+  // a graph's route.
   //
   // `anew` is the route as begun now. `hold` adds a user of a nested route's pool before the route
   // is back, which it is not if that throws: use_mem_pool() releases one each time. A graph that
@@ -118,7 +118,7 @@ class RouteTable {
 
   // Waits until no other thread has a capture route on the stream while that does not capture. Such
   // a thread is about to begin the capture or to end the route, or has failed. This waits without
-  // the lock, a tenth of a second at most: the thread needs microseconds, unless it waits for the
+  // the lock, a tenth of a second at most. The thread needs microseconds, unless it waits for the
   // lock, or for the GIL if the caller holds that.
   void AwaitOthers(cudaStream_t origin, std::unique_lock<std::mutex>& lock) const;
 

@@ -205,19 +205,19 @@ TEST_F(AfterAFaultTest, AnEndThatFailedHasClosedTheRoute) {
   FreeAndRelease(w);
 }
 
-TEST_F(AfterAFaultTest, APoolThatCouldNotLendForLackOfMemoryLendsLater) {
+TEST_F(AfterAFaultTest, APoolThatCouldNotServeForLackOfMemoryServesLater) {
   const Step make_new = [](World& w) {
     w.allocator.createOrIncrefPool(w.device, kId);
     w.allocator.setUseOnOOM(w.device, kId, true);
     w.base.largest = 1000;
   };
-  for (const Step& make : {Step(MakeLender), make_new}) {
+  for (const Step& make : {Step(MakeUseOnOomPool), make_new}) {
     World::device_of_entry = fake_cuda::NextDevice();
     for (int64_t number = 1;; ++number) {
       World w;
       make(w);
-      const auto lent = [&] { return w.pools().Usage().all.count.added; };
-      const uint64_t before = lent();
+      const auto served = [&] { return w.pools().Usage().all.count.added; };
+      const uint64_t before = served();
       faults::Arm(Kind::kMemory, number, /*for_good=*/true);
       try {
         w.blocks.push_back(w.allocator.allocate(3 * kPage));
@@ -226,9 +226,9 @@ TEST_F(AfterAFaultTest, APoolThatCouldNotLendForLackOfMemoryLendsLater) {
       faults::Disarm();
       w.blocks.clear();
       ASSERT_EQ(w.allocator.getPoolUseCount(w.device, kId), 1) << number;
-      const bool found_room = lent() > before;
+      const bool found_room = served() > before;
       EXPECT_NO_THROW(w.allocator.allocate(3 * kPage).clear()) << number;
-      ReleaseLender(w);
+      ReleaseUseOnOomPool(w);
       w.allocator.emptyCache();
       if (found_room) break;  // a block that cannot be freed again stays
     }
