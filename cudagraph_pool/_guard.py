@@ -77,17 +77,15 @@ class Validity:
             )
 
 
-def mark_output(tensor: Tensor, order: _ReplayOrder, number: int) -> Tensor:
+def mark_output(tensor: Tensor, order: _ReplayOrder) -> Tensor:
     """The same tensor, as one that is known to a guard."""
     owner = getattr(tensor.untyped_storage(), "_owner", None)
     if owner is None:
         return tensor  # not of the pool
     marked = borrow(tensor, owner)
     storage: Any = marked.untyped_storage()
-    storage._validity = Validity(order, number, order.what)
-    known = tensor.detach()  # which counts changes together with the tensor
-    known.data = marked
-    return known
+    storage._validity = Validity(order, order.number, order.what)
+    return marked
 
 
 class _Outputs(TorchDispatchMode):  # type: ignore[misc]

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from ._adapter import loaded_adapter
@@ -46,7 +46,6 @@ class _ReplayOrder:
         self.number = 0
         self.what = ""
         self.wrote = (0, "")
-        self._last: Callable[[], Any] = lambda: None
 
     def follow(self, stream: torch.cuda.Stream) -> None:
         """Orders what ``stream`` gets next behind the last replay."""
@@ -62,23 +61,9 @@ class _ReplayOrder:
         self.number += 1
         return self.number
 
-    def overwrite(self, owner: Any) -> None:
-        """A graph is replayed. Who has saved what the last one left gets autograd's error.
-
-        Arguments:
-            owner: Of the outputs, with the ``versions`` that count their changes.
-        """
-        import torch
-
-        last = self._last()
-        if last is not None:
-            torch._C._increment_version(last.versions)
-        self._last = weakref.ref(owner)
+    def overwrite(self) -> None:
+        """What was begun overwrites the outputs that the last one left."""
         self.wrote = self.number, self.what
-
-    def left(self, owner: Any) -> bool:
-        """Whether the last replay was of this owner."""
-        return self._last() is owner
 
 
 class GraphPool:

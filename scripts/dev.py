@@ -118,7 +118,7 @@ def install(python: Path) -> None:
     built_from = f"{sources()}; torch {torch_of(str(python))}"
     works = succeeds(str(python.parent / "cudagraph-pool"), "--version")
     if not works or not note.exists() or note.read_text() != built_from:
-        say("building the C++ core: a minute or two, five with a GPU's torch")
+        say("building the C++ core: a minute or two")
         pip(python, "--editable", ".")
         note.write_text(built_from)
 

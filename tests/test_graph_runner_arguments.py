@@ -11,25 +11,23 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import Made, double, rows, runner, tree_equal
+from cpu_captures import double, rows, runner, tree_equal
 from torch import Tensor, nn
-from torch._vmap_internals import _vmap
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 
 def test_arguments_that_are_not_as_captured() -> None:
     run = runner(lambda x, y: x + y)
-    with pytest.raises(ValueError, match="y is on meta, but the graphs are on cpu"):
+    with pytest.raises(TypeError, match=r"y holds a Tensor of layout torch\.strided on meta"):
         run(rows(3), rows(3, device="meta"))
     run(rows(3), rows(3))
     for x, y, said in (
-        (rows(3, dtype=torch.float64), rows(3), "x has dtype torch.float64, .* torch.float32"),
-        (rows(3, 7), rows(3, 7), r"x has the shape \(3, 7\), .* captured with \(any, 6\)"),
-        (rows(3)[None], rows(3), r"x has the shape \(1, 3, 6\)"),
-        (rows(3, device="meta"), rows(3), "x is on meta, but the graphs are on cpu: pass it there"),
-        (rows(3), rows(2), "y along dimension 0 has 2, but x along dimension 0 has 3"),
-        (rows(0), rows(0), "x along dimension 0 has no elements"),
+        (rows(3, dtype=torch.float64), rows(3), "x is torch.float64 of .* as torch.float32"),
+        (rows(3, 7), rows(3, 7), r"of shape \(3, 7\) .* captured as .* of shape \(any, 6\)"),
+        (rows(3)[None], rows(3), r"x is torch.float32 of shape \(1, 3, 6\)"),
+        (rows(3, device="meta"), rows(3), "on meta, but was captured as .* on cpu: pass it so"),
+        (rows(3), rows(2), "is {'x along dimension 0': 3, 'y along dimension 0': 2}: dim says"),
+        (rows(0), rows(0), "must be one number above 0, but is {'x along dimension 0': 0"),
     ):
         with pytest.raises(ValueError, match=said):
             run(x, y)
@@ -41,9 +39,9 @@ def test_arguments_that_are_no_constants_are_named() -> None:
         scale = torch.ones(1)
 
     run = runner(lambda x, *more: x)
-    with pytest.raises(TypeError, match=r"more\[0\] holds a Batch, and what it stands for may"):
+    with pytest.raises(TypeError, match=r"more\[0\] holds a Batch; a GraphRunner takes"):
         run(rows(2), Batch())
-    with pytest.raises(TypeError, match=r"more\[1\]\['b'\] holds a bytearray, and what it"):
+    with pytest.raises(TypeError, match=r"more\[1\]\['b'\] holds a bytearray; a Gra"):
         run(rows(2), 1, {"b": bytearray(b"1")})
     run = runner(lambda x, s: x / s, sizes=[2])
     x = rows(2)
@@ -61,12 +59,12 @@ def test_tensors_that_are_not_plain_are_named() -> None:
     run = runner(lambda x, y: x * 2)
     run(rows(2), rows(2))
     for y, said in (
-        (rows(2).to_sparse(), "y is of layout torch.sparse_coo"),
-        (torch.nested.nested_tensor(parts, layout=torch.jagged), "y is a NestedTensor"),
-        (torch.nested.nested_tensor(parts), "y is a nested tensor"),
-        (rows(2).as_subclass(Tagged), "y is a Tagged"),
+        (rows(2).to_sparse(), "Tensor of layout torch.sparse_coo"),
+        (torch.nested.nested_tensor(parts, layout=torch.jagged), "nested NestedTensor"),
+        (torch.nested.nested_tensor(parts), "nested Tensor"),
+        (rows(2).as_subclass(Tagged), "Tagged"),
     ):
-        with pytest.raises(TypeError, match=f"{said}; a GraphRunner takes and returns plain"):
+        with pytest.raises(TypeError, match=f"y holds a {said} .*; a GraphRunner takes and ret"):
             run(rows(2), y)
     assert tree_equal(run(x := nn.Parameter(rows(2)), x), x * 2)
 
@@ -78,64 +76,9 @@ def test_the_order_of_keywords_that_a_function_sees() -> None:
     assert tree_equal(run(a=a, b=b), torch.cat([a, b], 1))
 
 
-def test_arguments_changed_in_place() -> None:
-    with pytest.raises(ValueError, match="the function changes x in place"):
-        runner(lambda x: x.add_(1))(rows(3))
-    with torch.inference_mode(), pytest.raises(ValueError, match="the function changes x"):
-        runner(lambda x: x[0].zero_() + x)(rows(3))
-    with pytest.raises(ValueError, match="the function changes x"):  # and autograd is not told
-        runner(lambda x: x.data.add_(1) * 2)(rows(3))
-
-
-def test_tensors_that_are_put_into_arguments() -> None:
-    """As a cache is kept: what a call passes is not what the function is given."""
-    functions: list[Any] = [
-        lambda x, cache: cache.append(x * 2) or x + 1,
-        lambda x, cache: cache[0].update(k=x * 2) or x + 1,
-    ]
-    for function in functions:
-        with pytest.raises(ValueError, match="the function puts a tensor into one of its"):
-            runner(function)(rows(3), [{"k": rows(3)}])
-
-
 def test_a_call_without_tensors() -> None:
-    with pytest.raises(ValueError, match="the call has no tensor argument"):
+    with pytest.raises(ValueError, match="is that of no argument: dim says"):
         runner(double)(5)
-
-
-@pytest.mark.filterwarnings("ignore")  # of torch.func
-def test_transforms_are_refused() -> None:
-    """Most would end in an error of torch's own; tangents and what is traced would be lost."""
-    run = runner(lambda x: x * x)
-    x = torch.arange(3.0)
-    calls: list[Any] = [
-        lambda: torch.vmap(run)(torch.ones(2, 3)),
-        lambda: _vmap(run)(torch.ones(2, 3)),
-        lambda: torch.func.grad(lambda y: run(y).sum())(x),
-        lambda: torch.func.jvp(run, (x,), (x,)),
-        lambda: torch.autograd.functional.jacobian(run, x, vectorize=True),
-        lambda: torch.jit.trace(lambda y: run(y), x),
-    ]
-    for call in calls:
-        with pytest.raises(RuntimeError, match="a graph has none"):
-            call()
-    with forward_ad.dual_level():
-        with pytest.raises(RuntimeError, match="a graph has none"):
-            run(forward_ad.make_dual(x, x))
-        assert tree_equal(run(x), x * x)
-        base = torch.zeros(3)
-        view = base.view(3)
-        base.copy_(forward_ad.make_dual(x, x))
-        with pytest.raises(RuntimeError, match="a graph has none"):
-            run(view)
-        net = nn.Linear(3, 3).requires_grad_(False)
-        with pytest.raises(RuntimeError, match="a graph has none"):
-            runner(Made(lambda self, y: y * self.view, view=view))(rows(3, 3))
-        run = runner(net)
-        run(rows(3, 3))
-        net.weight.copy_(forward_ad.make_dual(net.weight.clone(), torch.ones(3, 3)))
-        with pytest.raises(RuntimeError, match="a graph has none"):
-            run(rows(3, 3))
 
 
 def test_padding_that_an_argument_cannot_hold() -> None:
@@ -145,7 +88,7 @@ def test_padding_that_an_argument_cannot_hold() -> None:
         (2, torch.bool),
         (math.inf, torch.int8),
     ):
-        with pytest.raises(ValueError, match=f"pad is {pad} for y, of which torch.* would make"):
+        with pytest.raises(ValueError, match=f"pad is {pad} for y, which torch.* cannot hold"):
             runner(lambda x, y: x, pad=pad)(rows(3), torch.ones(3, dtype=dtype))
     runner(lambda x, y: x * y, pad=0.5, dim={"x": 0})(rows(3), torch.tensor(2))  # has no padding
 
@@ -182,5 +125,5 @@ def test_what_nodes_know_beside_their_tensors() -> None:
     run = runner(lambda node: node.x * (100 if node.scale is True else node.scale))
     for scale, result in ((1, 1), (True, 100), (1.0, 1), (2, 2)):
         assert run(Scaled(torch.ones(3, 2), scale))[0, 0] == result
-    with pytest.raises(TypeError, match="an argument holds a Linear, and what it stands for may"):
+    with pytest.raises(TypeError, match="an argument holds a Linear; a GraphRunner takes"):
         run(Scaled(torch.ones(3, 2), [nn.Linear(1, 1)]))

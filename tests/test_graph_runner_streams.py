@@ -15,13 +15,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import CpuCaptures, CpuRunner, Tape, double, rows
+from cpu_captures import CpuCaptures, CpuRunner, double, rows
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cudagraph_pool.runner.captures import Captures
-from cudagraph_pool.runner.training import address_of as _address
+from cudagraph_pool.runner.captures import Captures, Graph
+from cudagraph_pool.runner.program import _address_of as _address
 
 
 class Stream:
@@ -120,7 +120,7 @@ class StreamCaptures(CpuCaptures):
         self._cuda = cuda
         self._stream = cuda.capturing
 
-    def capture(self, work: Callable[[], None]) -> Tape:
+    def capture(self, work: Callable[[], None]) -> Graph:
         stream = self._cuda.current()
         assert stream is self._cuda.capturing
         stream.capture = f"of {threading.current_thread().name}"

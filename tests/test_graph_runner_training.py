@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -47,32 +46,12 @@ def test_gradients_stay_when_others_come() -> None:
         assert tree_equal(a, b)
 
 
-def test_calls_that_a_checkpoint_runs_again() -> None:
-    net = nn.Sequential(nn.Linear(6, 6), nn.GELU())
-    run = runner(net)
-
-    def twice(layer: Any) -> Any:
-        def block(x: Tensor) -> Tensor:
-            y: Tensor = layer(x)
-            return y.sin()
-
-        return lambda x: checkpoint(
-            layer, checkpoint(block, x, use_reentrant=False), use_reentrant=False
-        )
-
-    x = rows(3, requires_grad=True)
-    found = gradients(twice(run), net, x)
-    net.zero_grad()
-    for a, b in zip(found, gradients(twice(net), net, x), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 def test_a_checkpoint_whose_graph_is_gone() -> None:
     run = runner(lambda x: x.exp(), lazy=True, max_graphs=1)
     x = rows(3, requires_grad=True)
     y = checkpoint(run, x, use_reentrant=False)
     run(rows(8, requires_grad=True))
-    with pytest.raises(RuntimeError, match="has overwritten what it needs"):
+    with pytest.raises(RuntimeError, match="came after call 4, of size 8 in the graph of 8"):
         y.sum().backward()
 
 
@@ -109,7 +88,9 @@ def test_a_backward_pass_that_comes_too_late() -> None:
         first.sum().backward()
     loss = second.sum()
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=r"call 3, .* has run already, .* retain_graph=True"):
+    with pytest.raises(
+        RuntimeError, match="came after call 4, the backward pass of call 3: run it"
+    ):
         loss.backward()
 
 
@@ -148,36 +129,14 @@ def test_a_capture_or_a_failed_call_ends_what_was_open() -> None:
         y.sum().backward()
 
 
-@pytest.mark.parametrize(
-    ("options", "within", "next_rows"),
-    [
-        ({}, nullcontext, 3),
-        ({}, cgp.guard, 5),  # which is over then
-        ({"lazy": True, "max_graphs": 1}, nullcontext, 5),  # the graph is gone
-    ],
-    ids=["same graph", "guarded", "graph gone"],
-)
-def test_saved_outputs_that_a_later_call_overwrites(
-    options: dict[str, Any], within: Any, next_rows: int
-) -> None:
+def test_saved_outputs_that_a_later_call_overwrites_are_found_by_a_guard() -> None:
     head = torch.ones(6, requires_grad=True)
-    run = runner(double, **options)
-    with within():
-        first = (run(rows(3)) * head).sum()
-    run(rows(next_rows))
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        first.backward()
-
-
-def test_hooks_run_once() -> None:
-    net = Made(lambda self, x: x * self.w, w=weight(6))
-    run = runner(net)
-    run(torch.ones(3, 6))
-    net.w.register_hook(lambda gradient: gradient * 2)
-    run(torch.ones(3, 6)).sum().backward()
-    assert tree_equal(net.w.grad, torch.full((6,), 6.0))
-    with pytest.raises(ValueError, match=r"a parameter of shape \(6,\) has a hook, which would"):
-        runner(net)(torch.ones(3, 6))
+    run = runner(double)
+    with cgp.guard():
+        loss = (run(rows(3)) * head).sum()
+        run(rows(5))
+        with pytest.raises(RuntimeError, match="uses what call 2 of its pool returned"):
+            loss.backward()
 
 
 def test_a_leaf_made_by_the_function_is_its_own() -> None:
@@ -197,55 +156,18 @@ def test_a_leaf_made_by_the_function_is_its_own() -> None:
 def test_a_backward_pass_is_not_differentiated_again() -> None:
     run = runner(Made(lambda self, x: (x * self.w) ** 2, w=weight(2)), [4])
     x = torch.ones(4, 2, requires_grad=True)
-    with pytest.raises(RuntimeError, match="create_graph=True asks for second derivatives"):
-        torch.autograd.grad(run(x).sum(), x, create_graph=True)
+    (gradient,) = torch.autograd.grad(run(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="marked with @once_differentiable"):
+        gradient.sum().backward()
     assert tree_equal(torch.autograd.grad(run(x).sum(), x)[0], torch.full((4, 2), 2.0))
-
-
-def test_whatever_the_backward_pass_reads_must_stay() -> None:
-    """Weights, buffers, what the function finds, and what moves: not the copies that it returns."""
-    found, net = torch.full((6,), 4.0), nn.BatchNorm1d(6).eval()
-
-    def work(self: Made, x: Tensor) -> Any:
-        return net(x) * self.frozen * found
-
-    frozen = nn.Parameter(torch.full((6,), 3.0), requires_grad=False)
-    whole = Made(work, frozen=frozen, net=net)
-    run = runner(whole, [4])
-    changes: list[Any] = [
-        *(lambda x=x: x.mul_(10) for x in (net.running_var, frozen, found)),
-        lambda: setattr(frozen, "data", frozen * 2),
-    ]
-    for change in changes:
-        x = rows(4, requires_grad=True)
-        out = run(x)
-        with torch.no_grad():
-            change()
-        with pytest.raises(RuntimeError, match="a buffer or another tensor that the function"):
-            out.sum().backward()
-        x = rows(4, requires_grad=True)
-        gradients = [torch.autograd.grad(f(x).sum(), x)[0] for f in (run, whole)]
-        assert tree_equal(*gradients), "a change before the call is no mistake"
-    y = runner(lambda x: x.exp(), clone_outputs=True)(x)
-    (y * 1).sum().backward(retain_graph=True)
 
 
 def test_gradients_that_are_not_strided() -> None:
     embedding = nn.Embedding(5, 3, sparse=True)
-    with pytest.raises(TypeError, match=r"the gradient of .* \(5, 3\) is of layout torch.sparse"):
+    with pytest.raises(
+        TypeError, match=r"gradient of shape \(5, 3\) holds a Tensor of layout"
+    ):
         runner(embedding)(torch.tensor([1, 2]))
-
-
-def test_what_no_gradient_needs_may_change() -> None:
-    average = torch.ones(6)
-
-    def step(self: Made, x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * self.w
-        return y, (y * average).sum().detach()
-
-    out, _ = runner(Made(step, w=weight(6)), [4])(rows(4, requires_grad=True))
-    average.mul_(0.9)
-    out.mul_(2).sum().backward()
 
 
 def test_weights_that_an_undefined_gradient_leads_to_get_none() -> None:
@@ -285,33 +207,6 @@ def test_weights_that_lie_in_the_pool_get_gradients(monkeypatch: pytest.MonkeyPa
     net(x).square().sum().backward()
     for own, parameter in zip(found, net.parameters(), strict=True):
         torch.testing.assert_close(own, parameter.grad)
-
-
-def test_outputs_that_the_backward_pass_reads_must_stay() -> None:
-    run = runner(lambda x: (x.exp(), x * 3))
-    x = rows(3, requires_grad=True)
-    for within in (nullcontext, cgp.guard):
-        with within():
-            y, z = run(x)
-            y.mul_(2)
-            with pytest.raises(RuntimeError, match="was changed in place or replaced before the"):
-                y.sum().backward()
-            x.grad = None
-            _, z = run(x)
-            z.mul_(3).sum().backward()  # which nothing reads
-            assert tree_equal(x.grad, torch.full((3, 6), 9.0))
-
-
-def test_buffers_that_a_call_changes_are_seen_to_change() -> None:
-    net, x = nn.BatchNorm1d(6), rows(4).requires_grad_()
-    run = runner(net, sizes=[4])
-    run(x)
-    run(x)
-    late, before = x * net.num_batches_tracked, net.num_batches_tracked.item()
-    run(x)
-    assert net.num_batches_tracked == before + 1
-    with pytest.raises(RuntimeError, match="modified by an inplace"):
-        late.sum().backward()
 
 
 def test_autocast() -> None:

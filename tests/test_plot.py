@@ -62,7 +62,8 @@ def test_picture(figures: list[Figure], tmp_path: Path) -> None:
     assert len({tuple(colour) for colour in shapes}) == len(cost.graphs)
 
     # PyTorch's own grows beside the pool's, to what the bars say; in GiB, since it takes ten.
-    curves: list[list[float]] = [list(line.get_ydata()) for line in growth.lines]
+    lines: Any = growth.lines
+    curves: list[list[float]] = [list(line.get_ydata()) for line in lines]
     assert [curve[-1] * 1024 for curve in curves] == [11_366, 4_162]
     assert all(curve == sorted(curve) for curve in curves)
     assert [text.get_text() for text in bars.texts][1:] == [

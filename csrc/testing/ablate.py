@@ -17,9 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, sys.path[0] + "/benchmarks")
-sys.path.insert(0, sys.path[1] + "/tests/traces")
+# At the end: the package that is installed stands before the sources.
+sys.path.append(str(Path(__file__).resolve().parents[2]))
+sys.path.append(sys.path[-1] + "/benchmarks")
+sys.path.append(sys.path[-2] + "/tests/traces")
 import generate
 import one_way
 import stream_programs
@@ -127,10 +128,9 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [rule for rule in RULES if not options.only or any(o in rule for o in options.only)]
     taken = [rules for count in range(3) for rules in combinations(chosen, count)]
-    folder = str(ROOT / "build/ablation")
-    subprocess.run(["cmake", "-S", ROOT, "-B", folder], stdout=sys.stderr, check=True)
-    make = ["cmake", "--build", folder, f"-j{options.jobs}", "-t", "cgp_ablation"]
-    subprocess.run(make, stdout=sys.stderr, check=True)
+    subprocess.run(["cmake", "-B", "build/ablation"], cwd=ROOT, stdout=sys.stderr, check=True)
+    make = ["cmake", "--build", "build/ablation", f"-j{options.jobs}", "-t", "cgp_ablation"]
+    subprocess.run(make, cwd=ROOT, stdout=sys.stderr, check=True)
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
         write_traces(texts := Path(directory), texts / "json")
         found = dict(zip(taken, pool.map(lambda r: measure(texts, r), taken), strict=True))

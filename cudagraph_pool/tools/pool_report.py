@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from tqdm import tqdm
+
 from .. import __version__
 from .._table import format_table, mib
 from ..pools import stats
@@ -193,7 +195,9 @@ def _page(report: PoolReport) -> str:
         rows=rows,
         words=_word_columns(rows) if rows else [],
         legend=_LEGEND,
-        pools=[_shown(pool) for pool in report.pools],
+        pools=list(
+            map(_shown, tqdm(report.pools, unit="pool", delay=1, leave=False, disable=None))
+        ),
         version=__version__,
         date=datetime.date.today().isoformat(),
     )

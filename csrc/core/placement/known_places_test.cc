@@ -11,23 +11,6 @@ using ::testing::IsEmpty;
 
 Placement At(uint32_t vpage) { return {VirtualPage{vpage}}; }
 
-TEST(KnownPlaces, WhatComesAgainIsKnownByAllSizesBeforeIt) {
-  KnownPlaces known;
-  const auto place = [&](uint64_t size, uint32_t vpage) {
-    const KnownPlaces::Key key = known.Again(size);
-    KnownPlaces::Add(known.At(key), At(vpage));
-    known.Advance(key);
-  };
-  known.BeginScope();
-  place(3, 1);
-  place(5, 2);
-  known.BeginScope();
-  EXPECT_THAT(known.At(known.Again(5)), IsEmpty()) << "nothing came before it";
-  place(3, 7);
-  EXPECT_THAT(known.At(known.Again(5)), ElementsAre(At(2)));
-  EXPECT_THAT(known.At(known.Again(6)), IsEmpty());
-}
-
 TEST(KnownPlaces, KeysNotAskedForInALongTimeAreForgotten) {
   KnownPlaces known;
   KnownPlaces::Add(known.At(1), At(1));
