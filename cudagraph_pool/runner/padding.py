@@ -39,8 +39,9 @@ class Input:
         self.dims = {dim % rank: axis for dim, axis in dims.items()}
         self.pad = pad if dims else 0
         self.is_integer = not (tensor.is_floating_point() or tensor.is_complex())  # or a boolean
-        if self.is_integer and torch.tensor(self.pad, device="cpu").to(tensor.dtype) != self.pad:
-            said = f"pad is {pad} for {path}, which {tensor.dtype} cannot hold"
+        held = torch.tensor(self.pad, device="cpu").to(tensor.dtype).item()
+        if self.is_integer and held != self.pad:
+            said = f"pad is {pad} for {path}, which {tensor.dtype} would hold as {held}"
             raise ValueError(f"{said}; say it by name: pad={{{path!r}: ...}}")
         self.requires_grad = tensor.requires_grad
         self._shape = self._shape_of(tensor)
