@@ -9,7 +9,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-Placement At(uint32_t slot) { return {SlotId{slot}}; }
+Placement At(uint32_t vpage) { return {VirtualPage{vpage}}; }
 
 TEST(KnownPlaces, KeysNotAskedForInALongTimeAreForgotten) {
   KnownPlaces known;
