@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,20 +23,6 @@ def borrow(tensor: Tensor, owner: object) -> Tensor:
         storage.data_ptr(), tensor.device, storage.nbytes()
     )
     borrowed._owner = owner
-    with counting_changes():
+    with torch.inference_mode(False):  # it may be written to outside of that mode
         empty = tensor.new_empty(0)
         return empty.set_(borrowed, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-
-def version_of(tensor: Tensor) -> Tensor:
-    """An empty tensor that counts the changes of another one, without keeping its memory."""
-    with counting_changes():
-        counter = tensor.detach()
-        counter.data = tensor.new_empty(0)
-        return counter
-
-
-def counting_changes() -> AbstractContextManager[Any]:
-    """Tensors that are made in inference mode count no changes, and cannot require gradients."""
-    in_inference_mode = torch.is_inference_mode_enabled()
-    return torch.inference_mode(False) if in_inference_mode else nullcontext()

@@ -58,17 +58,15 @@ def guard() -> Iterator[None]:
                 _Outputs.active -= 1
 
 
-def mark_output(tensor: Tensor, order: _ReplayOrder, number: int) -> Tensor:
+def mark_output(tensor: Tensor, order: _ReplayOrder) -> Tensor:
     """The same tensor, as one that is known to a guard."""
     owner = getattr(tensor.untyped_storage(), "_owner", None)
     if owner is None:
         return tensor  # not of the pool
     marked = borrow(tensor, owner)
     storage: Any = marked.untyped_storage()
-    storage._returned_by = order, number, order.what
-    known = tensor.detach()  # which counts changes together with the tensor
-    known.data = marked
-    return known
+    storage._returned_by = order, order.number, order.what
+    return marked
 
 
 class _Outputs(TorchDispatchMode):  # type: ignore[misc]

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from ._adapter import loaded_adapter
@@ -46,7 +46,7 @@ class _ReplayOrder:
         self.number = 0
         self.what = ""
         self.wrote = (0, "")
-        self._last: Callable[[], Any] = lambda: None
+        self._last: weakref.ref[Any] | None = None
 
     def follow(self, stream: torch.cuda.Stream) -> None:
         """Orders what ``stream`` gets next behind the last replay."""
@@ -62,23 +62,25 @@ class _ReplayOrder:
         self.number += 1
         return self.number
 
-    def overwrite(self, owner: Any) -> None:
-        """A graph is replayed. Who has saved what the last one left gets autograd's error.
-
-        Arguments:
-            owner: Of the outputs, with the ``versions`` that count their changes.
-        """
-        import torch
-
-        last = self._last()
-        if last is not None:
-            torch._C._increment_version(last.versions)
-        self._last = weakref.ref(owner)
+    def overwrite(self, plan: Any) -> None:
+        """What was begun overwrites the outputs that the last one left, by new ``plan.outputs``."""
+        self.invalidate()
+        self._last = weakref.ref(plan)
         self.wrote = self.number, self.what
 
-    def left(self, owner: Any) -> bool:
-        """Whether the last replay was of this owner."""
-        return self._last() is owner
+    def begin_capture(self) -> None:
+        """A capture begins, and makes room for its graphs: what left the last outputs may go."""
+        self.begin("a capture")
+        self.invalidate()
+
+    def invalidate(self) -> None:
+        """Autograd refuses, from now on, what it has saved of the last outputs."""
+        import torch
+
+        if self._last and (last := self._last()):
+            # Tensors of inference mode count no versions; autograd saves none.
+            counted = [x for x in last.outputs if not x.is_inference()]
+            torch._C._increment_version(counted)
 
 
 class GraphPool:

@@ -31,7 +31,7 @@ except ImportError as error:
     pytest.skip(f"needs the adapter: {error}", allow_module_level=True)
 
 from cudagraph_pool.pools import _ReplayOrder
-from cudagraph_pool.runner.captures import Span, Usage
+from cudagraph_pool.runner.captures import Graph, Span
 
 # What a graph changes autograd does not see.
 _UNSEEN = torch._C.DispatchKeySet(torch._C.DispatchKey.ADInplaceOrView)
@@ -124,13 +124,13 @@ class CpuCaptures:
     @contextmanager
     def on_capture_stream(self) -> Iterator[None]:
         self.follow(())
-        self.order.begin("a capture")
+        self.order.begin_capture()
         yield
 
     def empty_caches(self) -> None:
         pass
 
-    def capture(self, work: Callable[[], None]) -> Tape:
+    def capture(self, work: Callable[[], None]) -> Graph:
         tape = Tape(self)
         self.tapes.append(tape)
         try:
@@ -139,7 +139,8 @@ class CpuCaptures:
         except BaseException:
             self.tapes.remove(tape)
             raise
-        return tape
+        captures: Any = self
+        return Graph(tape, len(tape._operations), captures)
 
     def overwrite_others(self, replayed: Tape) -> None:
         """But for the one captured before it, if it reads that: as a backward pass does."""
@@ -149,20 +150,17 @@ class CpuCaptures:
             if number != place and not is_forward:
                 tape.spoil()
 
-    def count_nodes(self, tape: Tape) -> int:
-        return len(tape._operations)
-
     def holds(self, tensor: Tensor) -> bool:
         address = _address(tensor)
         return any(address in tape.addresses() for tape in self.tapes)
 
-    def usage(self) -> Usage:
+    def stats(self) -> dict[str, int]:
         held = sum(t.nbytes for tape in self.tapes for t in tape.allocated)
         peak = sum(t.nbytes for tape in self.tapes[-1:] for t in tape.allocated)
-        return Usage(held, 0, peak)
+        return {"reserved_bytes": held, "scope_peak_bytes": peak}
 
     def device_bytes(self) -> int:
-        return self.usage().pool
+        return self.stats()["reserved_bytes"]
 
     def synchronize(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""What calls of a GraphRunner return, on graphs that a CPU records and replays (cpu_captures)."""
+"""What calls of a GraphRunner take and return, on graphs that the CPU records and replays."""
 
 from __future__ import annotations
 
@@ -18,17 +18,8 @@ import cudagraph_pool as cgp
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import (
-    SIZES,
-    CpuCaptures,
-    CpuRunner,
-    double,
-    model,
-    rows,
-    runner,
-    tree_equal,
-)
-from torch import Tensor
+from cpu_captures import SIZES, CpuCaptures, CpuRunner, double, model, rows, runner, tree_equal
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 
@@ -72,51 +63,28 @@ def test_nested_arguments_and_results() -> None:
     assert len(run.report()) == 4 * len(SIZES)
 
 
-def test_the_order_of_keywords_is_no_matter() -> None:
-    def work(*, a: Tensor, b: Tensor) -> Tensor:
-        return a - b
-
-    run = runner(work)
-    a, b = rows(3), rows(3)
-    assert tree_equal(run(a=a, b=b), a - b)
-    assert tree_equal(run(b=b, a=a), a - b)
-    assert len(run.report()) == len(SIZES)
-
-
 def test_a_size_that_a_tensor_has_twice() -> None:
     run = runner(lambda x: x + x.T, sizes=[2, 6], dim=((0, 1),))
     x = torch.randn(5, 5)
     assert tree_equal(run(x), x + x.T)
 
 
-@pytest.mark.parametrize("dim", [0, (0,), (0, 1), {"x": (0, None), "y": (None, 0)}])
-def test_padding_after_any_calls(dim: Any) -> None:
+@pytest.mark.parametrize("order", ["largest_first", "smallest_first"])
+def test_padding_after_any_calls(order: Any) -> None:
     """What any other graph has read is written over."""
     chance = random.Random(3)
-    grid = isinstance(dim, dict) or dim == (0, 1)
+    dim: Any = {"x": (0, None), "y": (1, 0)}
     run = runner(
         lambda x, y: (x.sum(), y.sum()),
-        sizes=cgp.sizes.grid(SIZES, SIZES) if grid else SIZES,
-        dim=dim,
-        pad={"x": 3, "y": 5},
-        order=chance.choice(["largest_first", "smallest_first"]),
+        sizes=cgp.sizes.grid(SIZES, SIZES),
+        **{"dim": dim, "pad": {"x": 3, "y": 5}, "order": order},
     )
-
-    def padded(shape: tuple[int, ...], entry: Any, size: tuple[int, ...]) -> int:
-        dims = entry if isinstance(entry, tuple) else (entry,)
-        full = list(shape)
-        for extent, dynamic in zip(size, dims, strict=True):
-            if dynamic is not None:
-                full[dynamic] = next(s for s in SIZES if s >= extent)
-        return math.prod(full) - math.prod(shape)
-
     for _ in range(60):
-        size = tuple(chance.randint(1, 8) for _ in range(2 if grid else 1))
-        shapes = [(size[0], 4), (size[1], 4)] if isinstance(dim, dict) else [(*size, 4)] * 2
-        entries = list(dim.values()) if isinstance(dim, dict) else [dim, dim]
-        found = run(*(torch.ones(shape) for shape in shapes))
-        for value, shape, entry, pad in zip(found, shapes, entries, (3, 5), strict=True):
-            assert value == math.prod(shape) + pad * padded(shape, entry, size)
+        a, b = chance.randint(1, 8), chance.randint(1, 8)
+        x, y = run(torch.ones(a, 4), torch.ones(b, a))
+        full_a, full_b = (next(size for size in SIZES if size >= n) for n in (a, b))
+        assert x == 4 * a + 3 * 4 * (full_a - a)
+        assert y == a * b + 5 * (full_a * full_b - a * b)
 
 
 def test_what_a_function_keeps_of_its_arguments() -> None:
@@ -149,12 +117,6 @@ def test_what_is_returned_lasts_until_the_next_call() -> None:
     kept = first.clone()
     run(rows(3))
     assert not tree_equal(first, kept), "as cpu_captures.py makes visible"
-    copies = runner(double, clone_outputs=True)
-    first = copies(rows(8))
-    kept = first.clone()
-    copies(rows(3))
-    copies(rows(8))
-    assert tree_equal(first, kept)
 
 
 def test_what_is_returned_outlives_the_runner() -> None:
@@ -185,15 +147,13 @@ def test_calls_of_several_threads() -> None:
     run = runner(lambda x: x * 2, clone_outputs=True)
     wrong: list[int] = []
 
-    def work(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for _ in range(30):
-            x = torch.randn(1 + seed, 4, generator=generator)
+    def work(n: int) -> None:
+        for value in range(30):
             with torch.no_grad():
-                if not torch.equal(run(x), x * 2):
-                    wrong.append(seed)
+                if not (run(torch.full((n, 4), float(value))) == value * 2).all():
+                    wrong.append(n)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2, 3, 4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -265,3 +225,125 @@ def test_larger_than_all_sizes() -> None:
         assert tree_equal(run(x := rows(n)), x * 2)
     with pytest.raises(ValueError, match=r"size 3 × 3, but the largest .* is 2 × 8 or 8 × 2"):
         runner(double, sizes=[(2, 8), (8, 2)], dim=(0, 1))(torch.randn(3, 3))
+
+
+def test_arguments_that_are_not_as_captured() -> None:
+    run = runner(lambda x, y: x + y)
+    with pytest.raises(TypeError, match=r"y holds a Tensor of layout torch\.strided on meta"):
+        run(rows(3), rows(3, device="meta"))
+    run(rows(3), rows(3))
+    for x, y, said in (
+        (rows(3, dtype=torch.float64), rows(3), "x is torch.float64 of .* as torch.float32"),
+        (rows(3, 7), rows(3, 7), r"of shape \(3, 7\) .* captured as .* of shape \(any, 6\)"),
+        (rows(3)[None], rows(3), r"x is torch.float32 of shape \(1, 3, 6\)"),
+        (rows(3, device="meta"), rows(3), "on meta, but was captured as .* on cpu: pass it so"),
+        (rows(3), rows(2), "is {'x along dimension 0': 3, 'y along dimension 0': 2}: dim says"),
+        (rows(0), rows(0), "must be one number above 0, but is {'x along dimension 0': 0"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            run(x, y)
+    assert run(rows(2), rows(2)).shape == (2, 6)
+
+
+def test_arguments_that_are_no_constants_are_named() -> None:
+    class Batch:
+        scale = torch.ones(1)
+
+    run = runner(lambda x, *more: x)
+    with pytest.raises(TypeError, match=r"more\[0\] holds a Batch; a GraphRunner takes"):
+        run(rows(2), Batch())
+    with pytest.raises(TypeError, match=r"more\[1\]\['b'\] holds a bytearray; a Gra"):
+        run(rows(2), 1, {"b": bytearray(b"1")})
+    run = runner(lambda x, s: x / s, sizes=[2])
+    x = rows(2)
+    for s in (0.0, -0.0, float("nan"), float("nan")):
+        assert torch.equal(run(x, s).nan_to_num(), (x / s).nan_to_num())
+    assert len(run.report()) == 3
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_tensors_that_are_not_plain_are_named() -> None:
+    class Tagged(torch.Tensor):  # type: ignore[misc]
+        pass
+
+    parts = [rows(2), rows(3)]
+    run = runner(lambda x, y: x * 2)
+    run(rows(2), rows(2))
+    for y, said in (
+        (rows(2).to_sparse(), "Tensor of layout torch.sparse_coo"),
+        (torch.nested.nested_tensor(parts, layout=torch.jagged), "nested NestedTensor"),
+        (torch.nested.nested_tensor(parts), "nested Tensor"),
+        (rows(2).as_subclass(Tagged), "Tagged"),
+    ):
+        with pytest.raises(TypeError, match=f"y holds a {said} .*; a GraphRunner takes and ret"):
+            run(rows(2), y)
+    assert tree_equal(run(x := nn.Parameter(rows(2)), x), x * 2)
+
+
+def test_the_order_of_keywords() -> None:
+    """Which only some functions see."""
+    a, b = rows(3), rows(3)
+
+    def work(*, a: Tensor, b: Tensor) -> Tensor:
+        return a - b
+
+    run = runner(work)
+    assert tree_equal(run(a=a, b=b), a - b)
+    assert tree_equal(run(b=b, a=a), a - b)
+    assert len(run.report()) == len(SIZES)
+    run = runner(lambda **tensors: torch.cat(list(tensors.values()), 1))
+    assert tree_equal(run(b=b, a=a), torch.cat([b, a], 1))
+    assert tree_equal(run(a=a, b=b), torch.cat([a, b], 1))
+
+
+def test_a_call_without_tensors() -> None:
+    with pytest.raises(ValueError, match="is that of no argument: dim says"):
+        runner(double)(5)
+
+
+def test_padding_that_an_argument_cannot_hold() -> None:
+    for pad, dtype in (
+        (0.5, torch.int64),
+        (-1, torch.uint8),
+        (2, torch.bool),
+        (math.inf, torch.int8),
+    ):
+        with pytest.raises(ValueError, match=f"pad is {pad} for y, which torch.* would hold as "):
+            runner(lambda x, y: x, pad=pad)(rows(3), torch.ones(3, dtype=dtype))
+    runner(lambda x, y: x * y, pad=0.5, dim={"x": 0})(rows(3), torch.tensor(2))  # has no padding
+
+
+def test_names_of_what_a_function_takes_more_of() -> None:
+    def add(x: Tensor, *more: Tensor, **named: Tensor) -> Tensor:
+        return more[0].sum() + 0 * x
+
+    x = torch.ones(3)
+    assert runner(add, pad={"more": 7})(x, x)[0] == 3 + 7
+    assert runner(add, pad={"more": 5, "more[0]": 7})(x, x)[0] == 3 + 7, "the finer name counts"
+    run = runner(add, dim={"x": 0, "more": 0})
+    for n in (3, 2):
+        assert run(torch.ones(n), torch.ones(n))[0] == n
+    with pytest.raises(ValueError, match=r"pad names \[1, 'named'\]"):
+        runner(add, pad={"named": 7, 1: 7})(x, x)
+    linear = nn.Linear(6, 2)
+    for net in (functools.partial(linear), torch.no_grad()(linear)):
+        assert runner(net, dim={"input": 0})(rows(3)).shape == (3, 2)
+
+
+class Scaled:
+    def __init__(self, x: Tensor, scale: Any) -> None:
+        self.x, self.scale = x, scale
+
+
+pytree.register_pytree_node(
+    Scaled, lambda node: ([node.x], node.scale), lambda held, scale: Scaled(next(iter(held)), scale)
+)
+
+
+def test_what_nodes_know_beside_their_tensors() -> None:
+    """Of nodes that do not name what they hold, too."""
+    run = runner(lambda node: node.x * (100 if node.scale is True else node.scale))
+    for scale, result in ((1, 1), (True, 100), (1.0, 1), (2, 2)):
+        assert run(Scaled(torch.ones(3, 2), scale))[0, 0] == result
+    with pytest.raises(TypeError, match="an argument holds a Linear; a GraphRunner takes"):
+        run(Scaled(torch.ones(3, 2), [nn.Linear(1, 1)]))

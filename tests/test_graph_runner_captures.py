@@ -41,16 +41,6 @@ def test_the_graph_least_used_makes_room() -> None:
     assert run.sizes_captured == [(4,), (8,)]
 
 
-def test_sizes_that_come_with_the_calls() -> None:
-    run = runner(double, sizes="auto", padding=0.5)
-    sizes = (7, 100, 8, 33, 1, 99)
-    for n in sizes:
-        assert tree_equal(run(x := rows(n)), x * 2)
-    captured = [n for (n,) in run.sizes_captured]
-    assert all(any(n <= b <= 1.5 * n for b in captured) for n in sizes)
-    assert len(captured) == 4
-
-
 def test_a_capture_that_fails_leaves_the_runner_as_it_was() -> None:
     failing = True
 
@@ -71,38 +61,26 @@ def test_a_capture_that_fails_leaves_the_runner_as_it_was() -> None:
 @pytest.mark.parametrize("sizes", [SIZES, [4, 8]])
 def test_results_that_cannot_be_cut(sizes: Any) -> None:
     for work, said in (
-        (lambda x: x.flatten(), r"output is \(48,\) at size 8 and \(6,\) at 1: where its padding"),
-        (lambda x: torch.cat([x, x]), "its padding lies is unknown"),
-        (lambda x: (x, len(x)), r"output\[1\] is 8 at size 8 and 1 at 1: a value that Python"),
-        (lambda x: list(x), r"returns 8 value\(s\) at size 8 and 1 at 1"),
-        (lambda x: x[:2], r"output is \(2, 6\) at size 8 and \(1, 6\) at 1"),
-        (lambda x: (x, "few" if len(x) < 3 else "many"), "is 'many' at size 8 and 'few' at 1"),
-        (lambda x: (x, x) if len(x) == 4 else x, "at size 8 and 2 at 4, or others"),
+        (lambda x: x.flatten(), r"output is \(48,\) at size 8 and \(6,\) at size 1: what of it"),
+        (lambda x: (x, len(x)), r"output\[1\] is 8 at size 8 and 1 at size 1: what of it"),
+        (lambda x: list(x), r"returns 8 value\(s\) at size 8 and 1 at size 1"),
+        (lambda x: x[:2], r"output is \(2, 6\) at size 8 and \(1, 6\) at size 1"),
+        (lambda x: (x, "few" if len(x) < 3 else "many"), "is 'many' at size 8 and 'few' at size 1"),
+        (lambda x: (x, x) if len(x) == 4 else x, "at size 8 and 2 at size 4, or others"),
         (lambda x: x[:, :3] if len(x) == 4 else x, r"output is \(8, 6\) at size 8 and \(4, 3\)"),
-        (
-            lambda x: nn.functional.pad(x, (0, 0, 0, -len(x) % 4)),
-            "Return it with the dynamic dimension",
-        ),
-        (lambda x: x.add_(1) if len(x) == 4 else x + 1, "the function changes x in place"),
-        (lambda x: object(), "output is a object; a GraphRunner's function returns tensors"),
+        (lambda x: x[: len(x) // 2 * 2], "Return the dynamic dimension apart"),
+        (lambda x: object(), "output holds a object; a GraphRunner takes and returns"),
     ):
         with pytest.raises((ValueError, TypeError), match=said):
             runner(work, sizes, warmup=0)(rows(3))
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_outputs_that_no_graph_leaves() -> None:
-    class Tagged(Tensor):  # type: ignore[misc]
-        pass
-
     for output, said in (
-        (rows(2).to_sparse(), "of layout torch.sparse_coo; a GraphRunner takes and returns plain"),
-        (torch.nested.nested_tensor([rows(2), rows(3)]), "a nested tensor; a GraphRunner takes"),
-        (Quantized(rows(2), rows(2)), "a Quantized; a GraphRunner takes and returns plain"),
-        (rows(2).as_subclass(Tagged), "a Tagged; a GraphRunner takes and returns plain"),
-        (rows(2).to("meta"), "on meta: a graph would leave it as its capture did"),
+        (Quantized(rows(2), rows(2)), "Quantized"),
+        (rows(2).to("meta"), "Tensor of layout torch.strided on meta"),
     ):
-        with pytest.raises(TypeError, match=f"output is {said}"):
+        with pytest.raises(TypeError, match=f"output holds a {said}.*; a GraphRunner takes and"):
             runner(lambda x, output=output: output)(rows(2))
 
 
@@ -116,7 +94,7 @@ def test_a_runner_is_not_copied() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"dim": {"y": 0}}, r"dim names \['y'\], but the arguments passed are \['x'\]"),
+        ({"dim": {"y": 0}}, r"dim names \['y'\], but the arguments are \['x'\]"),
         ({"pad": {"y": 0}}, r"pad names \['y'\]"),
         ({"dim": 2}, r"x has the shape \(3, 6\), but its dimension 2 should be dynamic"),
         ({"dim": (0, 1)}, r"dim is \(0, 1\) for x, but must be an integer"),
@@ -124,8 +102,6 @@ def test_a_runner_is_not_copied() -> None:
         ({"dim": (0.5,)}, r"dim is \(0.5,\) for x, but must be an integer"),
         ({"pad": "0"}, "pad is '0' for x, but must be a number"),
         ({"pad": 10**400}, "pad is 10{400} for x, but must be a number of 64 bits"),
-        ({"dim": ((0, -2),)}, "dim names a dimension of x twice"),
-        ({"dim": {"x": None}}, "no argument has a dynamic dimension"),
     ],
 )
 def test_options_that_do_not_suit_the_call(options: dict[str, Any], said: str) -> None:
@@ -183,16 +159,14 @@ def test_runners_that_call_each_other_from_two_threads() -> None:
     outer = runner(calls, [8], pool=pool)
     results: list[Tensor] = []
 
-    def call_inner() -> None:
-        under_way.wait()
+    def call(run: Any, n: int) -> None:
+        if run is inner:
+            under_way.wait()
         with torch.no_grad():
-            results.append(inner(torch.ones(1, 2)).clone())
+            results.append(run(torch.ones(n, 2)).clone())
 
-    def call_outer() -> None:
-        with torch.no_grad():
-            results.append(outer(torch.ones(8, 2)).clone())
-
-    threads = [threading.Thread(target=each, daemon=True) for each in (call_inner, call_outer)]
+    pairs = [(inner, 1), (outer, 8)]
+    threads = [threading.Thread(target=call, args=each, daemon=True) for each in pairs]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -256,9 +230,10 @@ def test_what_the_caller_has_set_is_no_part_of_a_capture() -> None:
 def test_the_driver_takes_memory_for_executables_at_their_first_replay() -> None:
     run = runner(model(), sizes=[8])
     run.capture(rows(8))
-    (before,), taken = run.report(), iter([100, 107, 200, 220])
-    run.captures.device_bytes = lambda: next(taken)  # type: ignore[method-assign]
-    for _ in range(4):
+    (before,) = run.report()
+    taken = iter([100, 107, 200, 220])
+    run.captures.device_bytes = lambda: next(taken, 0)  # type: ignore[method-assign]
+    for _ in range(5):
         run(rows(8)).sum().backward()
     assert run.report()[0].driver_bytes == before.driver_bytes + 7 + 20
 
@@ -267,17 +242,16 @@ def test_the_driver_takes_memory_for_executables_at_their_first_replay() -> None
     ("options", "said"),
     [
         ({"sizes": "all"}, "sizes is 'all', but must be a sequence or 'auto'"),
-        ({"order": "random"}, "unknown order 'random'"),
-        ({"overflow": "ignore"}, "overflow is 'ignore'"),
         ({"sizes": 8}, "sizes is 8, but must be a sequence of integers or of tuples"),
-        ({"warmup": -1}, "warmup is -1"),
         ({"warmup": 1.5}, "warmup is 1.5, but must be an integer"),
-        ({"max_graphs": 4}, "max_graphs is 4: .* with lazy=True"),
+        ({"order": "random"}, "order is 'random', but must be one of"),
+        ({"overflow": "ignore"}, "overflow is 'ignore', but must be one of"),
+        ({"warmup": -1}, "warmup is -1"),
+        ({"max_graphs": 4}, "max_graphs is 4: it needs lazy=True"),
+        ({"max_graphs": 0, "lazy": True}, "max_graphs is 0, but must be 1 or more"),
         ({"max_graphs": "3", "lazy": True}, "max_graphs is '3', but must be an integer"),
         ({"sizes": "auto", "dim": {"x": None}}, "says so for one tensor at least"),
         ({"sizes": "auto", "dim": ()}, "says how many dynamic dimensions there are"),
-        ({"sizes": "auto", "padding": -1}, "padding is -1"),
-        ({"sizes": "auto", "padding": "x"}, "padding is 'x', but must be a number"),
     ],
 )
 def test_options_that_cannot_be_meant(options: dict[str, Any], said: str) -> None:

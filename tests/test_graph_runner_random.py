@@ -110,16 +110,16 @@ class Runs(RuleBasedStateMachine):  # type: ignore[misc]
         length=st.integers(1, 5),
         scale=st.sampled_from([0.5, 2.0]),
         wants_grad=st.booleans(),
-        grad=st.booleans(),
+        within=st.sampled_from([torch.enable_grad, torch.no_grad, torch.inference_mode]),
     )
     def call(
-        self, which: int, batch: int, length: int, scale: float, wants_grad: bool, grad: bool
+        self, which: int, batch: int, length: int, scale: float, wants_grad: bool, within: Any
     ) -> None:
         program, run = self.programs[which], self.runners[which]
         x = torch.randn(batch, length, 4, requires_grad=wants_grad)
         y = torch.randn(batch, 4, length).transpose(1, 2)  # of other strides
         leaves = [leaf for leaf in (x, *program.parameters()) if leaf.requires_grad]
-        with torch.set_grad_enabled(grad):
+        with within():
             expected = outcome(program, leaves, x, y, scale)
             found = outcome(run, leaves, x, y, scale)
         for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):

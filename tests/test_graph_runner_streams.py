@@ -15,13 +15,13 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from cpu_captures import CpuCaptures, CpuRunner, Tape, double, rows
+from cpu_captures import CpuCaptures, CpuRunner, double, rows
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from cudagraph_pool.runner.captures import Captures
-from cudagraph_pool.runner.training import address_of as _address
+from cudagraph_pool.runner.captures import Captures, Graph
+from cudagraph_pool.runner.program import _address_of as _address
 
 
 class Stream:
@@ -120,7 +120,7 @@ class StreamCaptures(CpuCaptures):
         self._cuda = cuda
         self._stream = cuda.capturing
 
-    def capture(self, work: Callable[[], None]) -> Tape:
+    def capture(self, work: Callable[[], None]) -> Graph:
         stream = self._cuda.current()
         assert stream is self._cuda.capturing
         stream.capture = f"of {threading.current_thread().name}"
@@ -175,29 +175,6 @@ def test_calls_are_not_drawn_into_a_capture_of_another_thread(cuda: Cuda, one_po
     assert cuda.capturing.drawn == mine.drawn == other.drawn == []
 
 
-def call_on_streams(cuda: Cuda) -> None:
-    pool = StreamCaptures(cuda)
-    runners = [new_runner(cuda, function, pool) for function in (double, lambda x: x + 1)]
-    for run in runners:
-        run.capture(rows(8))
-    for run in runners:
-        run(rows(8))
-    both_ways = new_runner(cuda, nn.Linear(6, 3))
-    for _ in range(2):
-        both_ways(rows(8)).sum().backward()
-        with torch.no_grad():
-            both_ways(rows(8))
-    growing = new_runner(cuda, double, sizes="auto")
-    for n in (4, 16, 4):
-        growing(rows(n))
-    assert cuda.written
-    assert cuda.unknown_uses() == []
-    with cuda.on(Stream("other")):
-        for n in (16, 4):
-            growing(rows(n))
-        both_ways(rows(8)).sum().backward()
-
-
 def test_a_stream_that_was_another_pools_is_waited_for(
     cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +194,25 @@ def test_a_stream_that_was_another_pools_is_waited_for(
 def test_memory_knows_the_streams_of_its_calls(cuda: Cuda) -> None:
     """Though it was allocated on the stream that captures, and though the pool's turn stays."""
     with Writes(cuda):
-        call_on_streams(cuda)
+        pool = StreamCaptures(cuda)
+        runners = [new_runner(cuda, function, pool) for function in (double, lambda x: x + 1)]
+        for run in runners:
+            run.capture(rows(8))
+        for run in runners:
+            run(rows(8))
+        both_ways = new_runner(cuda, nn.Linear(6, 3))
+        for _ in range(2):
+            both_ways(rows(8)).sum().backward()
+            with torch.no_grad():
+                both_ways(rows(8))
+        growing = new_runner(cuda, double, sizes="auto")
+        for n in (4, 16, 4):
+            growing(rows(n))
+        assert cuda.written
+        assert cuda.unknown_uses() == []
+        with cuda.on(Stream("other")):
+            for n in (16, 4):
+                growing(rows(n))
+            both_ways(rows(8)).sum().backward()
     assert "other" in {name for _, name in cuda.written}
     assert cuda.unknown_uses() == []

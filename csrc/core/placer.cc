@@ -9,28 +9,28 @@
 namespace cgp {
 namespace {
 
-// Blocks are placed without slack while the pages in use are more than three fifths of the most that
-// ever lived, and more than this part of it is wasted in them.
+// Blocks get no slack while the pages in use are more than three fifths of the most that ever
+// lived, and more than this part of it is wasted in them.
 constexpr uint64_t kWastedPart = 40;
 
-// A pool that several streams make grow is given up to this part of its pages ahead of need, once
-// that is more than one: the driver's price is per handle, and blocks of a few pages each would
-// have it grow by a few pages each. What the pool holds in vain when it stops growing is no more
-// than that.
+// The part of its pages that a pool which several streams make grow is given ahead of need, once
+// that is more than one page. The driver's price is per handle, and blocks of a few pages each
+// would make the pool grow by a few pages each. What the pool holds in vain when it stops growing
+// is no more than that.
 constexpr uint32_t kPartAhead = 128;
 
-// A block below a page is not stitched if that leaves less than this part of one over, which is not
-// worth the mappings. Of several streams others take what is left over.
+// A block below a page is not stitched if less than this part of a page would be left over, which
+// is not worth the mappings. If several streams allocate, others take what is left over.
 constexpr uint64_t kLeastLeft = 12;
 constexpr uint64_t kLeastLeftOfSeveral = 8;
 
-// Whether the device has as much at all is asked for no smaller block than one of so many pages.
+// The device is asked whether it has enough at all for blocks from this many pages on.
 constexpr uint64_t kManyPages = 1 << 16;
 
-// Of several streams: enough to choose well, and a bound on the time. Of one, more of them would fit
+// With several streams, enough to choose well, and a bound on the time. With one, more would fit
 // worse.
-constexpr int kChainsLookedAt = 4;
-constexpr int kChainsOfOne = 2;
+constexpr int kHolesLookedAt = 4;
+constexpr int kHolesOfOne = 2;
 
 bool IsExhausted(const DriverError& error) {
   return error.status() == DriverStatus::kOutOfMemory ||
@@ -39,11 +39,11 @@ bool IsExhausted(const DriverError& error) {
 
 }  // namespace
 
-void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
+void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
   const uint64_t asked = live.block.requested_bytes;
   const Granules length = live.length();
-  // Refused here, it cannot fill the host's memory with a plan for its pages, nor overflow what
-  // counts them.
+  // Refused here, it can neither fill the host's memory with a plan for its pages, nor overflow
+  // their counts.
   if (asked >= page_size().bytes() * kManyPages && asked > driver_.Info().total_bytes) {
     ThrowOutOfMemory("The device has less in all.", asked);
   }
@@ -54,28 +54,28 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   live.key = static_cast<uint32_t>(key);
   if (memory_.scope() == ScopeKind::kCapture) ring_.Reclaim();
   try {
-    live.site = Find(view, live, stats, again, alike);
+    live.site = Find(list, live, stats, again, alike);
   } catch (const DriverError& error) {
-    // What the ring has free is for others where nothing else is left.
-    if (IsExhausted(error) && turns_since_) {
+    // Others get the ring's free bytes when nothing else is left.
+    if (IsExhausted(error) && alternates_since_) {
       memory_.DissolveRing();
-      ring_.Forget();
-      turns_since_.reset();
-      return Place(view, live, stats);
+      ring_.Clear();
+      alternates_since_.reset();
+      return Place(list, live, stats);
     }
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
     throw;
   }
   const Placement place = live.site;
-  if (On("lending") && several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
+  if (On("leases") && several_streams() && memory_.bytes().HasUntouchedPages(live.site, length)) {
     memory_.NoteGrowth(live);
   }
   if (successor_ == 0) successor_ = ranges_.AddressOf(place);
   memory_.bytes().Take(live.site, length);
   known_.Advance(key);
-  // One place tells of the ring as well as many.
-  const bool in_ring = InRing(place.slot);
-  if (in_ring) std::erase_if(again, [&](Placement known) { return InRing(known.slot); });
+  // One place in the ring says as much as many.
+  const bool in_ring = InRing(place.vpage);
+  if (in_ring) std::erase_if(again, [&](Placement known) { return InRing(known.vpage); });
   KnownPlaces::Add(again, place);
   const bool in_one_page = Granules(place.offset) + length <= page_size();
   if (alike && !in_ring && (length >= page_size() || !in_one_page)) {
@@ -83,36 +83,36 @@ void Placer::Place(FreeView& view, LiveBlock& live, const PoolStats& stats) {
   }
 }
 
-Site Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
+Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
                   KnownPlaces::Places& again, const KnownPlaces::Places* alike) {
   const Granules length = live.length();
   std::optional<Placement> free;
   const LiveBlock* like = nullptr;
   bool in_ring = false;
   for (const Placement place : again) {
-    if (free && !turns_since_) break;
-    if (InRing(place.slot)) {
+    if (free && !alternates_since_) break;
+    if (InRing(place.vpage)) {
       in_ring = true;
-    } else if (!free && On("known-again") && WholePagesAt(view, place, length)) {
+    } else if (!free && On("known-again") && WholePagesAt(list, place, length)) {
       free = place;
     } else if (like == nullptr) {
       like = LikeAt(place, live.key);
     }
   }
-  const bool takes_turns = turns_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
-  if (takes_turns && (in_ring || like != nullptr)) {
-    // Whole pages that are open are taken first; not when captures have come around once, and all
-    // that they hold beside is in place.
-    const bool takes_whole = like && like->tenure < *turns_since_;
+  const bool alternates = alternates_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
+  if (alternates && (in_ring || like != nullptr)) {
+    // Whole open pages come first, except after captures have come around once: then all that they
+    // hold beside is in place.
+    const bool takes_whole = like && like->tenure < *alternates_since_;
     try {
-      return {ring_.Place(view, length, /*is_first=*/like, takes_whole)};
+      return {ring_.Place(list, length, /*is_first=*/like, takes_whole)};
     } catch (const DriverError& error) {
       if (!IsExhausted(error)) throw;
     }
   }
-  // Then a place that is taken is no good: what lives there will be elsewhere too.
-  if (turns_since_) {
-    std::erase_if(again, [&](Placement place) { return !WholePagesAt(view, place, length); });
+  // A place that is taken is of no use then: what lives there will alternate too.
+  if (alternates_since_) {
+    std::erase_if(again, [&](Placement place) { return !WholePagesAt(list, place, length); });
   }
   if (like != nullptr) {
     like_ = like->block.address;
@@ -122,23 +122,23 @@ Site Placer::Find(FreeView& view, LiveBlock& live, const PoolStats& stats,
   const bool small = length < page_size();
   if (alike && On("known-alike")) {
     for (const Placement place : *alike) {
-      const auto whole = WholePagesAt(view, place, length);
+      const auto whole = WholePagesAt(list, place, length);
       if (whole && *whole <= (small ? 0 : PagesFor(length, page_size()))) return {place};
     }
   }
-  const Slack slack = SlackFor(view, length, stats);
-  if (small) return FindSmall(view, length, slack);
-  return {Stitch(view, length, slack)};
+  const Slack slack = SlackFor(list, length, stats);
+  if (small) return FindSmall(list, length, slack);
+  return {Stitch(list, length, slack)};
 }
 
-// The block that lives there if it came behind the same sizes.
+// The block that lives there, if it came behind the same sizes.
 const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
   const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place));
   return live != nullptr && live->key == key ? live : nullptr;
 }
 
-// What captures keep takes turns with its likes once one of these was dropped while what has
-// succeeded it lived on.
+// Blocks alternate with their likes from when one of the likes was freed while its successor lived
+// on.
 void Placer::BeginScope(ScopeKind kind) {
   known_.BeginScope();
   if (kind != ScopeKind::kCapture) return;
@@ -146,62 +146,62 @@ void Placer::BeginScope(ScopeKind kind) {
   if (!std::exchange(dropped_, false)) return;
   like_ = 0;
   const LiveBlock* const successor = blocks_.Find(successor_);
-  if (successor != nullptr && !turns_since_) turns_since_ = successor->tenure;
+  if (successor != nullptr && !alternates_since_) alternates_since_ = successor->tenure;
 }
 
-Slack Placer::SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const {
+Slack Placer::SlackFor(const FreeList& list, Granules length, const PoolStats& stats) const {
   if (!On("slack")) return Slack::kNone;
   const uint64_t live = stats.allocated_bytes + length.bytes();
   const uint64_t most_lived = std::max(stats.peak_allocated_bytes, live);
   const uint64_t pages =
-      space().page_count() - view.whole_page_count() + PagesFor(length, page_size());
+      space().page_count() - list.whole_page_count() + PagesFor(length, page_size());
   const uint64_t used = pages * page_size().bytes();
   const bool wastes = On("no-slack") && (used - live) * kWastedPart > most_lived;
   return wastes && used * 5 > most_lived * 3 ? Slack::kNone : Slack::kOnePage;
 }
 
-// A block below a page lies in the best fit among pages in part use, so that small blocks gather
-// and pages stay whole; else in a whole page; else it is stitched as a large one is. Without slack
-// that comes before a whole page whose rest would be too short for another one like it; where several
-// streams allocate, that saved nothing.
-Site Placer::FindSmall(FreeView& view, Granules length, Slack slack) {
+// A block below a page gets the best fit among partly used pages, so that small blocks gather and
+// pages stay whole. Else it gets a whole page, else it is stitched as a large one. Without slack,
+// stitching comes before a whole page whose rest is too short for a second such block, unless
+// several streams allocate: there it saved nothing.
+Site Placer::FindSmall(FreeList& list, Granules length, Slack slack) {
   const uint64_t least_left = several_streams() ? kLeastLeftOfSeveral : kLeastLeft;
   const bool stitched = On("small-stitched") && (page_size() - length) * least_left >= page_size();
   const bool breaks =
       !stitched || length * 2 <= page_size() || slack != Slack::kNone || several_streams();
   const auto find = [&]() -> std::optional<Site> {
-    if (const std::optional<NodeId> chain = FindChain(view, length)) {
-      const PageSpace::Node& node = space().node(*chain);
-      return Site{{ranges_.slots_of(node.page).front(), node.offset}, *chain};
+    if (const std::optional<NodeId> hole = FindHole(list, length)) {
+      const PageSpace::Node& node = space().node(*hole);
+      return Site{{ranges_.vpages_of(node.page).front(), node.offset}, *hole};
     }
-    const auto page = breaks ? WholePageToBreak(view, Takers()) : std::nullopt;
+    const auto page = breaks ? WholePageToBreak(list, Takers()) : std::nullopt;
     if (!page) return std::nullopt;
-    return Site{{ranges_.slots_of(*page).front()}};
+    return Site{{ranges_.vpages_of(*page).front()}};
   };
   std::optional<Site> found = find();
   if (!found && memory_.Poll()) found = find();
   if (found) return *found;
-  if (stitched) return {Stitch(view, length, slack)};
+  if (stitched) return {Stitch(list, length, slack)};
   const MappingPlan page{.range = ranges_.NewestWithRoom(1), .handles = {MappingPlan::kNewPage}};
   return {{memory_.bytes().Map(page)}};
 }
 
-// The best fit. Of several streams the one among the first few that the fewest may take: what a
-// stream takes of the others' they may not get back before the capture ends. Of one stream, in pages
-// of small blocks, the one in the oldest page: so those that outlive their capture gather there.
-std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) const {
+// The best fit. With several streams: of the first few holes the one that fewest streams may take,
+// since they may not get it back before the capture ends. With one stream, in pages of small
+// blocks: the one in the oldest page, where blocks that outlive their capture gather.
+std::optional<NodeId> Placer::FindHole(const FreeList& list, Granules length) const {
   const bool several = several_streams();
   std::optional<NodeId> best;
   uint32_t least = 0;
-  int left = several ? kChainsLookedAt : kChainsOfOne;
-  view.ForEachFit(length, [&](NodeId chain) {
-    const PageId page = space().node(chain).page;
+  int left = several ? kHolesLookedAt : kHolesOfOne;
+  list.ForEachFit(length, [&](NodeId hole) {
+    const PageId page = space().node(hole).page;
     if (best && !several && space().holds_large(page)) return false;
-    const FenceId fence = space().node(chain).fence;
-    const auto takes = [&](const FreeView& stream) { return stream.Passes(fence); };
+    const FenceId fence = space().node(hole).fence;
+    const auto takes = [&](const FreeList& stream) { return stream.Passes(fence); };
     const uint32_t harm = several ? memory_.bytes().CountStreams(takes) : Index(page);
     if (!best || harm < least) {
-      best = chain;
+      best = hole;
       least = harm;
     }
     return --left > 0;
@@ -209,28 +209,28 @@ std::optional<NodeId> Placer::FindChain(const FreeView& view, Granules length) c
   return best;
 }
 
-// How many streams may take all of a page, so that others are left with what more can use; nothing
-// where one stream allocates, which may take all.
+// How many streams may take all of a page, so that others are left with what more can use. Nothing
+// if one stream allocates, which may take all.
 TakersOf Placer::Takers() const {
   if (!several_streams()) return {};
   return [this](PageId page) {
-    return memory_.bytes().CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
+    return memory_.bytes().CountStreams([&](const FreeList& list) { return list.IsWhole(page); });
   };
 }
 
 // Steps 2 to 5 of design.md, section 4.
-Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
-  auto found = FindMapped(view, length, slack, Takers());
-  if (!found && memory_.Poll()) found = FindMapped(view, length, slack, Takers());
+Placement Placer::Stitch(FreeList& list, Granules length, Slack slack) {
+  auto found = FindMapped(list, length, slack, Takers());
+  if (!found && memory_.Poll()) found = FindMapped(list, length, slack, Takers());
   if (found) return *found;
-  const auto plan = [&] { return PlanGrowth(view, length, slack, several_streams()); };
+  const auto plan = [&] { return PlanGrowth(list, length, slack, several_streams()); };
   GrowthPlan growth = plan();
-  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(view, length))) {
+  if (const auto ahead = growth.MappingAhead(ranges_, PagesAhead(list, length))) {
     try {
       return growth.PlacementFrom(memory_.bytes().Map(*ahead), page_size());
     } catch (const DriverError& error) {
-      // There may be enough for what the block needs. Planned anew, because a range has no room any
-      // more where something could not be undone.
+      // There may be enough for what the block needs. It is planned anew, since a range has no room
+      // any more where something could not be undone.
       if (!IsExhausted(error)) throw;
       growth = plan();
     }
@@ -238,14 +238,14 @@ Placement Placer::Stitch(FreeView& view, Granules length, Slack slack) {
   return growth.PlacementFrom(memory_.bytes().Map(growth.mapping), page_size());
 }
 
-// How many pages to make beyond what a block needs that no whole pages are left for, see
-// kPartAhead. Whole pages that do not fit the block count as made ahead: so a pool that is in
-// pieces does not grow faster than one that is full.
-uint32_t Placer::PagesAhead(const FreeView& view, Granules length) const {
+// How many pages to make beyond what the block needs, if no whole pages are left for it (see
+// kPartAhead). Whole pages that do not fit count as made ahead, so a fragmented pool grows no
+// faster than a full one.
+uint32_t Placer::PagesAhead(const FreeList& list, Granules length) const {
   if (!several_streams() || memory_.scope() != ScopeKind::kCapture) return 0;
   if (length < page_size() || !On("made-ahead")) return 0;  // they share pages
   const uint32_t most = ranges_.page_count() / kPartAhead;
-  return most > std::max<uint32_t>(1, view.whole_page_count()) ? most - view.whole_page_count() : 0;
+  return most > std::max<uint32_t>(1, list.whole_page_count()) ? most - list.whole_page_count() : 0;
 }
 
 void Placer::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {

@@ -1,7 +1,7 @@
-// Where a block goes, and what is mapped for it: a small block into the best fit, a large one where
-// one like it lay before in the scope (known_places.h), else as placement.h has it.
+// Places a block, and maps what that needs: at a known place (known_places.h), or a small block
+// into the best fit, or as placement.h decides.
 //
-// invariant: a block that was placed is used in the memory; whatever failed has mapped nothing
+// invariant: a placed block's bytes are used; a failed placement has mapped nothing
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 #include "core/base/units.h"
 #include "core/driver.h"
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 #include "core/placement/known_places.h"
@@ -26,35 +26,35 @@ class Placer {
       : driver_(driver), ranges_(ranges), memory_(memory), blocks_(blocks), ring_(ranges, memory) {}
 
   void BeginScope(ScopeKind kind);
-  // Slots have other numbers now.
-  void Forget() {
-    known_.Forget();
-    ring_.Forget();
+  // Drops all places: virtual pages have new numbers.
+  void Clear() {
+    known_.Clear();
+    ring_.Clear();
   }
 
-  bool InRing(SlotId slot) const { return ring_.Holds(slot); }
-  // The block that starts there is freed.
+  bool InRing(VirtualPage vpage) const { return ring_.Holds(vpage); }
+  // Notes that the block that starts there is freed.
   void Freed(Address address) { dropped_ |= address == like_ && !memory_.scope(); }
 
-  // Gives a block of its `block.bytes`, in a pool with these figures, a site where all bytes are
-  // the view's to take, and takes them; its place is known then. pre: the view is what
+  // Places a block of `block.bytes` at a site where the free list's stream may take all bytes,
+  // takes them, and notes the place. `stats` are the pool's. pre: the free list is what
   // StreamMemory::BeginTake() returned last.
-  void Place(FreeView& view, LiveBlock& live, const PoolStats& stats);
+  void Place(FreeList& list, LiveBlock& live, const PoolStats& stats);
 
  private:
-  Site Find(FreeView& view, LiveBlock& live, const PoolStats& stats, KnownPlaces::Places& again,
+  Site Find(FreeList& list, LiveBlock& live, const PoolStats& stats, KnownPlaces::Places& again,
             const KnownPlaces::Places* alike);
   const LiveBlock* LikeAt(Placement place, uint32_t key) const;
-  Slack SlackFor(const FreeView& view, Granules length, const PoolStats& stats) const;
+  Slack SlackFor(const FreeList& list, Granules length, const PoolStats& stats) const;
   // Blocks of one size can take each other's places.
   uint64_t SizeOf(Granules length) const {
     return length < page_size() ? length.count() : PagesFor(length, page_size()) << 32;
   }
-  Site FindSmall(FreeView& view, Granules length, Slack slack);
-  std::optional<NodeId> FindChain(const FreeView& view, Granules length) const;
+  Site FindSmall(FreeList& list, Granules length, Slack slack);
+  std::optional<NodeId> FindHole(const FreeList& list, Granules length) const;
   TakersOf Takers() const;
-  Placement Stitch(FreeView& view, Granules length, Slack slack);
-  uint32_t PagesAhead(const FreeView& view, Granules length) const;
+  Placement Stitch(FreeList& list, Granules length, Slack slack);
+  uint32_t PagesAhead(const FreeList& list, Granules length) const;
   [[noreturn]] void ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const;
 
   const PageSpace& space() const { return memory_.bytes().space(); }
@@ -67,13 +67,12 @@ class Placer {
   const LiveBlocks& blocks_;
   KnownPlaces known_;
   Ring ring_;
-  // Of the last block whose like lived when it was placed elsewhere: its like's address, and its
-  // own.
+  // The last block whose like lived when it was placed elsewhere: its like's address, and its own.
   Address like_ = 0;
   Address successor_ = 0;  // 0: of the block that is placed next
-  bool dropped_ = false;   // the like was, between scopes
-  // Whether what captures keep takes turns with its likes, and since which tenure.
-  std::optional<uint32_t> turns_since_;
+  bool dropped_ = false;   // the like was freed between scopes
+  // The tenure since which blocks that captures leave alive alternate with their likes, if they do.
+  std::optional<uint32_t> alternates_since_;
 };
 
 }  // namespace cgp

@@ -56,7 +56,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
                      bool whole_pages) {
   CGP_CHECK(in_scope() && bytes > 0);
   const uint64_t page = ranges_.page_size().bytes();
-  // Nobody has what is too much to be rounded.
+  // No device has as much as is too large to be rounded.
   const bool rounds = whole_pages && bytes <= ~uint64_t{0} - page;
   const uint64_t rounded = rounds ? (bytes + page - 1) / page * page : bytes;
   blocks_.Reserve(blocks_.size() + 1);
@@ -68,7 +68,7 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
   placer_.Place(memory_.BeginTake(live, capture), live, stats_);
   live.block.address = ranges_.AddressOf(live.site);
   live.pinned = !live.eager;
-  if (live.pinned) ranges_.Pin(live.site.slot);
+  if (live.pinned) ranges_.Pin(live.site.vpage);
   const Block block = live.block;
   List(std::move(live));
   stats_.peak_allocated_bytes = std::max(stats_.peak_allocated_bytes, stats_.allocated_bytes);
@@ -79,8 +79,8 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
 Block Pool::Free(Address address) {
   LiveBlock& live = Known(address);
   // The graph may read it: graph trees fill the inputs that died in a capture before each replay.
-  if (in_capture_scope()) ranges_.Pin(live.site.slot);
-  memory_.Free(live, placer_.InRing(live.site.slot));
+  if (in_capture_scope()) ranges_.Pin(live.site.vpage);
+  memory_.Free(live, placer_.InRing(live.site.vpage));
   const Block block = live.block;
   Unlist(live);
   return block;
@@ -143,8 +143,8 @@ PoolSnapshot Pool::Snapshot() const {
     const RangeTable::Range& range = ranges_.range(RangeId{r});
     PoolSnapshot::Range& entry = snapshot.ranges.emplace_back();
     entry.address = ranges_.AddressOf({range.begin()});
-    for (SlotId slot = range.begin(); slot < range.end(); ++slot) {
-      entry.pages.push_back(ranges_.page_at(slot));
+    for (VirtualPage vpage = range.begin(); vpage < range.end(); ++vpage) {
+      entry.pages.push_back(ranges_.page_at(vpage));
     }
   }
   return snapshot;
@@ -157,12 +157,12 @@ PoolCheckpoint Pool::Checkpoint() {
     checkpoint.blocks.push_back(
         {live.block, live.eager, live.others ? live.others->uses : std::vector<StreamId>()});
   });
-  blocks_.ForEach([&](Address, const LiveBlock& live) { ranges_.Pin(live.site.slot); });
+  blocks_.ForEach([&](Address, const LiveBlock& live) { ranges_.Pin(live.site.vpage); });
   std::ranges::sort(checkpoint.blocks, {}, [](const auto& entry) { return entry.block.address; });
   return checkpoint;
 }
 
-// A block that lives on keeps what was recorded of it.
+// What was recorded of a block that lives on stays.
 RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   CGP_CHECK(!in_scope());
   if (checkpoint.owner.lock() != identity_) {
@@ -170,7 +170,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
         "cudagraph_pool: the checkpoint was taken of another pool, or of one whose memory has been "
         "given back since.");
   }
-  memory_.Poll();  // what is over is forgotten, not handed on
+  memory_.Poll();  // what is over is dropped, not handed on
   memory_.DissolveRing();
   RestoreDelta delta;
   std::vector<std::pair<Address, FenceId>> dropped;
@@ -202,8 +202,8 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   blocks_.Reserve(checkpoint.blocks.size());
   memory_.bytes().ReserveTake(revived.size());
 
-  // Nothing has changed so far but for fences that nothing stands behind, and nothing below calls
-  // the driver or allocates.
+  // Nothing has changed so far but fences that nothing stands behind. Nothing below calls the
+  // driver or allocates.
   for (const auto& [address, fence] : dropped) {
     const LiveBlock& live = Known(address);
     memory_.Give(live, fence);
@@ -213,7 +213,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
     if (!lives_on[i]) continue;
     const PoolCheckpoint::Entry& entry = checkpoint.blocks[i];
     LiveBlock* const live = blocks_.Find(entry.block.address);
-    // Or it is a later one that is just like it: then both count.
+    // It may be a later block that is just like it: then both count.
     live->AddWork(entry.eager, entry.uses);
   }
   for (LiveBlock& live : revived) {
@@ -244,7 +244,7 @@ void Pool::PrepareGiveBack() {
   memory_.DissolveRing();
   next_identity_ = std::make_shared<const char>();
   memory_.ReserveOpening();
-  shrinking_ = memory_.bytes().PrepareShrink(SlotsInUse());
+  shrinking_ = memory_.bytes().PrepareShrink(VpagesInUse());
 }
 
 void Pool::GiveBack() {
@@ -261,18 +261,18 @@ void Pool::GiveBack() {
 void Pool::UnmapStale() {
   CGP_CHECK(memory_.scope() == ScopeKind::kEager);
   memory_.DissolveRing();
-  std::vector<bool> keep = SlotsInUse();
+  std::vector<bool> keep = VpagesInUse();
   uint64_t mapped = 0;
   for (PageId page{0}; Index(page) < ranges_.page_count(); ++page) {
-    const std::vector<SlotId>& slots = ranges_.slots_of(page);
-    mapped += slots.size();
+    const std::vector<VirtualPage>& vpages = ranges_.vpages_of(page);
+    mapped += vpages.size();
     bool any = false;
-    for (const SlotId slot : slots) {
-      if (ranges_.range(ranges_.range_of(slot)).pinned) keep[Index(slot)] = true;
-      any |= keep[Index(slot)];
+    for (const VirtualPage vpage : vpages) {
+      if (ranges_.range(ranges_.range_of(vpage)).pinned) keep[Index(vpage)] = true;
+      any |= keep[Index(vpage)];
     }
     // The oldest mapping is in the range that shows most.
-    if (!any) keep[Index(slots.front())] = true;
+    if (!any) keep[Index(vpages.front())] = true;
   }
   std::exception_ptr error;
   if (static_cast<uint64_t>(std::ranges::count(keep, true)) < mapped) {
@@ -283,32 +283,32 @@ void Pool::UnmapStale() {
   if (error) std::rethrow_exception(error);
 }
 
-// By slot whether a live block lies there, or in another slot of the same mapping.
-std::vector<bool> Pool::SlotsInUse() const {
-  std::vector<bool> in_use(ranges_.slot_limit());
+// Whether each virtual page, or another one of the same mapping, has a live block.
+std::vector<bool> Pool::VpagesInUse() const {
+  std::vector<bool> in_use(ranges_.vpage_limit());
   blocks_.ForEach([&](Address, const LiveBlock& live) {
     const Granules end = Granules(live.site.offset) + live.length();
     const uint32_t last =
-        Index(live.site.slot) + static_cast<uint32_t>((end - Granules(1)) / ranges_.page_size());
-    for (uint32_t slot = Index(live.site.slot); slot <= last;) {
-      const PageId page = ranges_.page_at(SlotId{slot});
-      const uint32_t begin = slot - (Index(page) - Index(ranges_.handle_begin(page)));
+        Index(live.site.vpage) + static_cast<uint32_t>((end - Granules(1)) / ranges_.page_size());
+    for (uint32_t vpage = Index(live.site.vpage); vpage <= last;) {
+      const PageId page = ranges_.page_at(VirtualPage{vpage});
+      const uint32_t begin = vpage - (Index(page) - Index(ranges_.handle_begin(page)));
       const uint32_t pages = ranges_.handle_pages(page);
       std::fill_n(in_use.begin() + begin, pages, true);
-      slot = begin + pages;
+      vpage = begin + pages;
     }
   });
   return in_use;
 }
 
-// All that names slots by their numbers gets the new ones, or forgets them. Does not throw: returns
-// the driver's error. pre: `shrinking_` is prepared.
+// Gives the new numbers to all that names virtual pages, or drops it. Does not throw: returns the
+// driver's error. pre: `shrinking_` is prepared.
 std::exception_ptr Pool::Shrink() {
   const RangeTable::Renumbering renumbering = memory_.bytes().Shrink(*shrinking_);
   shrinking_.reset();
   blocks_.ForEach(
-      [&](Address, LiveBlock& live) { live.site.slot = renumbering.Of(live.site.slot); });
-  placer_.Forget();
+      [&](Address, LiveBlock& live) { live.site.vpage = renumbering.Of(live.site.vpage); });
+  placer_.Clear();
   return renumbering.error;
 }
 
@@ -324,7 +324,7 @@ void Pool::Check() const {
     allocated += live.block.bytes;
     requested += live.block.requested_bytes;
     unpinned += live.pinned ? 0 : 1;
-    CGP_CHECK(!live.pinned || ranges_.range(ranges_.range_of(live.site.slot)).pinned);
+    CGP_CHECK(!live.pinned || ranges_.range(ranges_.range_of(live.site.vpage)).pinned);
   });
   CGP_CHECK(allocated == stats_.allocated_bytes && requested == stats_.requested_bytes);
   CGP_CHECK(unpinned == unpinned_);
@@ -343,7 +343,7 @@ LiveBlock& Pool::Known(Address address) {
 void Pool::PinLive() {
   if (std::exchange(unpinned_, 0) == 0) return;
   blocks_.ForEach([&](Address, LiveBlock& live) {
-    ranges_.Pin(live.site.slot);
+    ranges_.Pin(live.site.vpage);
     live.pinned = true;
   });
 }

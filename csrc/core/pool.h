@@ -1,11 +1,12 @@
 // One graph pool: pages, the ranges that map them, and the blocks handed out.
 //
-// Not thread-safe: PoolSet orders the calls. Each member either does all that it says or throws and
-// changes nothing that can be asked for: UsageError, DriverError, OutOfMemoryError where the device
-// has no memory left, std::bad_alloc where the host has none. What a call that failed may leave
-// behind is that the pool knows fewer places, or holds freed bytes back for longer.
+// Not thread-safe: PoolSet orders the calls. A member either does all that it says, or throws and
+// changes nothing that can be asked for. It throws UsageError, DriverError, OutOfMemoryError if the
+// device has no memory left, or std::bad_alloc if the host has none. After a failed call the pool
+// may know fewer places, or hold freed bytes back for longer.
 //
-// It joins what is mapped (RangeTable), who may take it (StreamMemory) and where blocks go (Placer).
+// It joins what is mapped (RangeTable), which stream may take it (StreamMemory), and where blocks
+// go (Placer).
 //
 // invariants:
 //   stats_.allocated_bytes   == sum of block.bytes over blocks_, requested_bytes likewise
@@ -33,26 +34,27 @@ class Pool {
   // `driver` must outlive the pool. Throws UsageError for a page size that the driver cannot do.
   //
   // The destructor unmaps and releases everything. pre: the device has finished with it
-  // (Driver::Quiesce()). A driver error there leaks what it concerns: there is nobody left to tell.
+  // (Driver::Quiesce()). A driver error there leaks what it concerns, since there is nobody left to
+  // tell.
   Pool(Driver& driver, PoolOptions options);
 
-  // pre: none is open. With `may_ask_device` the device may be marked
-  // (Driver::RecordDeviceEvent()): the caller knows of no capture on it that the driver does not
-  // know of.
+  // pre: no scope is open. `may_ask_device`: the device may be marked
+  // (Driver::RecordDeviceEvent()), since the caller knows of no capture on it that the driver does
+  // not know of.
   //
-  // An eager scope in a pool that had captures begins behind the replays of their graphs, since
-  // what these captures freed is what the graphs still use: each stream that allocates waits, on
-  // the device, for all that the device had been given when the scope began. A replay that is
-  // submitted while the scope is open is not waited for; PyTorch forbids it too. Where the device
-  // may not be asked the scope takes only pages that eager work has made since the last capture.
+  // An eager scope in a pool that had captures begins behind the replays of their graphs, which
+  // still use what these captures freed. So each stream that allocates waits, on the device, for
+  // all work that the device had when the scope began. A replay submitted while the scope is open
+  // is not waited for; PyTorch forbids that too. If the device must not be asked, the scope takes
+  // only pages that eager work has made since the last capture.
   void BeginScope(ScopeKind kind, bool may_ask_device = true);
   void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const { return memory_.scope().has_value(); }
   bool in_capture_scope() const { return memory_.scope() == ScopeKind::kCapture; }
 
   // pre: a scope is open, bytes > 0. `capture` is the one that the stream is in now, kNoCapture for
-  // none. A capture of one stream asks the driver nothing, so this alone tells that the stream has
-  // left it; nothing says that it is where it was. With `whole_pages` the block shares no page.
+  // none. In a capture of one stream only this says that the stream has left it, since the driver
+  // is not asked; nullopt: it is where it was. With `whole_pages` the block shares no page.
   Block Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> capture = {},
                  bool whole_pages = false);
 
@@ -60,18 +62,18 @@ class Pool {
   Block Free(Address address);
   void RecordUse(Address address, StreamId stream) { memory_.RecordUse(Known(address), stream); }
 
-  // What lives now, and going back to that: the blocks of the checkpoint live, at their addresses,
-  // and no others. pre: no scope is open. Restore() throws UsageError for the checkpoint of another
-  // pool.
+  // Checkpoint() returns what lives now. Restore() goes back to it: the blocks of the checkpoint
+  // live, at their addresses, and no others. pre: no scope is open. Restore() throws UsageError for
+  // the checkpoint of another pool.
   PoolCheckpoint Checkpoint();
   RestoreDelta Restore(const PoolCheckpoint& checkpoint);
 
-  // The live block that starts at `address`, or that holds it (O(live blocks): for diagnostics), or
-  // nullptr; valid until the next call that changes the pool.
+  // The live block that starts at `address`, or nullptr. Find(): that holds it, O(live blocks), for
+  // diagnostics. Valid until the next call that changes the pool.
   const Block* At(Address address) const;
   const Block* Find(Address address) const;
-  // The addresses that the pool has reserved at once, `address` among them, if it has. All blocks
-  // lie in such. They stay reserved until GiveBack() or UnmapStale(). O(reservations).
+  // The pool's reservation around `address`, if any. All blocks lie in reservations, which stay
+  // until GiveBack() or UnmapStale(). O(reservations).
   std::optional<AddressSpan> ReservationAround(Address address) const {
     return ranges_.ReservationAround(address);
   }
@@ -79,43 +81,42 @@ class Pool {
   // Free() does.
   std::vector<PhysicalPiece> Pieces(Address address) { return PiecesOf(Known(address)); }
 
-  // What GiveBack() would: the bytes of all handles that no live block has a byte of. O(pages).
+  // What GiveBack() would give back: all handles in which no live block has a byte. O(pages).
   uint64_t spare_bytes() const;
   // Whether the driver failed to take back something that is of no use any more.
   bool has_remains() const { return ranges_.has_remains(); }
-  // Gives both back, and unmaps all but what live blocks need. Where the driver fails all else is
-  // given back all the same, then its first error is thrown: the next GiveBack() tries what is left
-  // once more. pre: no graph was captured into the pool that still lives, no scope is open, the
-  // device is idle (Driver::Quiesce()), and PrepareGiveBack() was called last, which makes room for
-  // it. Checkpoints of before are void.
+  // Gives both back, and unmaps all that live blocks do not need. If the driver fails, everything
+  // else is given back all the same, then its first error is thrown. The next GiveBack() tries the
+  // rest again. pre: no graph that was captured into the pool still lives, no scope is open, the
+  // device is idle (Driver::Quiesce()), and PrepareGiveBack(), which makes room, was called last.
+  // Earlier checkpoints are void.
   void PrepareGiveBack();
   void GiveBack();
 
-  // Eager work that churns maps the same pages again and again. Whether it has mapped so much that
-  // UnmapStale() is due, which leaves, and so bounds, what is mapped:
+  // Eager work that churns maps the same pages again and again. HasStaleMappings() says whether
+  // UnmapStale() is due, which bounds what is mapped by what it leaves:
   //   left == mappings of the ranges that captures and checkpoints need, those in which a block
   //           lives, and one for each other handle
   //   page_mappings <= max(512, 2 * left) + those of the allocation that is under way
-  // It may be called in eager scopes only, with the device idle. Errors of the driver as
-  // GiveBack().
+  // It may be called only in eager scopes, with the device idle. Driver errors as in GiveBack().
   bool HasStaleMappings() const {
     return memory_.scope() == ScopeKind::kEager && ranges_.mapping_count() > mapping_limit_;
   }
   void UnmapStale();
 
-  // Repeats Driver::SetAccess() for all that is mapped: a peer was added.
+  // Repeats Driver::SetAccess() for all that is mapped, after a peer was added.
   void RefreshAccess() { ranges_.RefreshAccess(); }
 
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   // Of physical memory.
   uint64_t handles() const { return ranges_.handle_count(); }
   uint64_t live_blocks() const { return blocks_.size(); }
-  // Stretches of free bytes: parts of a page, or whole pages in a row.
+  // The number of spans of free bytes: parts of a page, or runs of whole pages.
   uint64_t free_extents() const { return memory_.bytes().space().free_extents(); }
   PoolStats Stats() const;
   PoolSnapshot Snapshot() const;
 
-  // Of the capture scopes that have ended, oldest first: the last kMaxCaptures.
+  // The last kMaxCaptures capture scopes that have ended, oldest first.
   static constexpr std::size_t kMaxCaptures = 65'536;
   const std::vector<CaptureStats>& captures() const { return captures_; }
 
@@ -132,7 +133,7 @@ class Pool {
   void Unlist(const LiveBlock& live);
   uint64_t BytesOf(uint64_t pages) const { return pages * ranges_.page_size().bytes(); }
 
-  std::vector<bool> SlotsInUse() const;
+  std::vector<bool> VpagesInUse() const;
   std::exception_ptr Shrink();
 
   LiveBlocks blocks_;
@@ -146,7 +147,7 @@ class Pool {
   std::vector<CaptureStats> captures_;                // in a capture scope, with room for one more
   uint64_t reserved_before_ = 0;                      // when the scope began
   CaptureStats capture_;                              // of the scope, what is known so far
-  // Its address is the pool's identity, of which checkpoints keep a weak reference.
+  // Its address is the pool's identity, to which checkpoints have a weak reference.
   std::shared_ptr<const char> identity_ = std::make_shared<const char>();
   std::shared_ptr<const char> next_identity_;  // what it is after the GiveBack() that is prepared
 };

@@ -17,8 +17,6 @@
 namespace cgp {
 namespace {
 
-constexpr StreamId kD{4};
-
 class PoolProofsTest : public PoolTest {
  protected:
   // Begins a scope of the pool and, as PyTorch does, then a capture.

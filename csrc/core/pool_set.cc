@@ -13,7 +13,8 @@ namespace cgp {
 
 namespace {
 
-// Who makes pools for ever shall neither fill the host's memory nor wait for the statistics of all.
+// A program that makes pools forever must neither fill the host's memory nor wait for statistics of
+// all.
 constexpr size_t kGonePoolsRemembered = 100;
 
 constexpr auto kBegin = [](const auto& reservation) { return reservation.addresses.begin; };
@@ -27,9 +28,9 @@ struct PoolSet::Member {
   const PoolId id;
   Pool pool;
   int users = 0;
-  bool told_of_capture = false;        // that nobody else knows of, when its scope began
+  bool told_of_capture = false;        // when its scope began: one that nobody else knows of
   std::set<PoolId>::node_type unused;  // its entry in PoolSet, while it has users
-  // As counted in the set's usage, when the pool last changed.
+  // What the set's usage counts for it, as of the pool's last change.
   Gauge* reserved_bytes = nullptr;  // its own in PoolSet
   uint64_t handles = 0;
   uint64_t free_extents = 0;
@@ -199,10 +200,10 @@ bool PoolSet::HasReserved(Address address) const {
   return MemberAround(address) != nullptr;
 }
 
-// Whether the device may be waited for, and marked: no capture is known of, which that would break.
+// Whether the device may be waited for and marked: no capture is known that this would break.
 bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesce(); }
 
-// Whether the driver has anything of it.
+// Whether the pool has anything from the driver.
 bool PoolSet::HasMemory(const Member& member) const {
   return member.pool.reserved_bytes() > 0 || member.pool.has_remains();
 }
@@ -248,7 +249,7 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
     } catch (const std::exception&) {
       if (!error) error = std::current_exception();
     }
-    ForgetFreedAddresses(*member);
+    DropFreedAddresses(*member);
     bytes += reserved - member->pool.reserved_bytes();
     Count(*member);
     EraseIfGone(member->id);
@@ -264,8 +265,8 @@ void PoolSet::UnmapStale(Member& member) {
     member.pool.UnmapStale();
   } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): what is left is for the next time
   }
-  ForgetFreedAddresses(member);
-  Count(member);  // it may have released what the driver kept, and the allocation may fail
+  DropFreedAddresses(member);
+  Count(member);  // it may have released what the driver had failed to, and the allocation may fail
 }
 
 uint64_t PoolSet::TrimmableBytes() const {
@@ -482,7 +483,7 @@ PoolSet::Member* PoolSet::FindOwner(Address address) const {
   return member != nullptr && member->pool.At(address) != nullptr ? member : nullptr;
 }
 
-void PoolSet::ForgetFreedAddresses(const Member& member) {
+void PoolSet::DropFreedAddresses(const Member& member) {
   std::erase_if(reservations_, [&](const Reservation& reservation) {
     return reservation.member == &member &&
            !member.pool.ReservationAround(reservation.addresses.begin);

@@ -1,4 +1,4 @@
-// What pools are told, and what they tell of themselves: plain values.
+// What pools are told, and what they report: plain values.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 namespace cgp {
 
 struct PoolOptions {
-  // Size of a page: a power-of-two multiple of the driver's granularity; 0 means the granularity
+  // The size of a page: a power-of-two multiple of the driver's granularity; 0: the granularity
   // itself.
   uint64_t page_bytes = 0;
 };
@@ -28,8 +28,8 @@ struct PoolStats {
   uint64_t peak_allocated_bytes = 0;
   uint64_t scope_peak_bytes = 0;  // of allocated_bytes, since the last scope began
   uint64_t ranges = 0;
-  // Mappings that the driver was asked for: handles behind addresses now, each counted as often as
-  // it is mapped. A handle is one page or, in a large pool, several.
+  // Handles that are mapped, each counted once for each mapping. A handle is one page or, in a
+  // large pool, several.
   uint64_t page_mappings = 0;
   uint64_t allocations = 0;  // since the pool was made
   uint64_t frees = 0;        // since the pool was made
@@ -43,7 +43,7 @@ struct Gauge {
   uint64_t added = 0;    // since ResetTraffic()
   uint64_t removed = 0;  // since ResetTraffic()
 
-  // Returns whether there never was as much.
+  // Returns whether this is a new peak.
   bool Add(uint64_t amount) {
     current += amount;
     added += amount;
@@ -57,7 +57,7 @@ struct Gauge {
     current -= amount;
     removed += amount;
   }
-  // Either of these, so that there is so much. Returns as Add().
+  // Adds or removes, so that there is this much. Returns as Add().
   bool Set(uint64_t amount) {
     if (amount >= current) return Add(amount - current);
     Remove(current - amount);
@@ -67,7 +67,7 @@ struct Gauge {
   void ResetTraffic() { added = removed = 0; }
 };
 
-// Blocks up to this size count as small ones: the border that PyTorch's statistics draw.
+// Blocks up to this size count as small, as in PyTorch's statistics.
 inline constexpr uint64_t kLargestSmallBlock = uint64_t{1} << 20;
 
 struct BlockUsage {
@@ -89,8 +89,8 @@ struct BlockUsage {
   }
 };
 
-// What all pools of a set hold together, those that are gone included. Unlike the sum of the pools'
-// own peaks, these peaks are what was there at one moment.
+// What all pools of a set hold together, those that are gone included. These peaks are what was
+// there at one moment, unlike the sum of the pools' own peaks.
 //
 // invariant, of the current values: all == small + large, for each of the three gauges
 struct SetUsage {
@@ -99,10 +99,10 @@ struct SetUsage {
   BlockUsage large;
   Gauge handles;         // of physical memory
   Gauge reserved_bytes;  // their bytes
-  Gauge free_bytes;      // of which no block has: reserved_bytes - all.bytes
-  Gauge free_extents;    // in how many stretches these are
+  Gauge free_bytes;      // in no block: reserved_bytes - all.bytes
+  Gauge free_extents;    // in how many spans these are
 
-  // These two return whether anything but what is free has a new peak.
+  // These two return whether anything but free_bytes and free_extents has a new peak.
   bool Allocated(const Block& block) {
     free_bytes.Remove(block.bytes);
     bool raised = all.Add(block);
@@ -142,12 +142,12 @@ struct SetUsage {
   }
 };
 
-// What one capture scope took.
+// What one capture scope used.
 struct CaptureStats {
-  uint64_t added_bytes = 0;        // physical memory that the pool got meanwhile
+  uint64_t added_bytes = 0;        // physical memory by which the pool grew
   uint64_t live_before_bytes = 0;  // allocated_bytes when it began
   uint64_t peak_bytes = 0;         // the most of allocated_bytes, with what lived before
-  uint64_t first_allocation = 0;   // how many were made in the pool before
+  uint64_t first_allocation = 0;   // the number of allocations before it
   uint64_t allocations = 0;
 };
 
@@ -163,20 +163,19 @@ struct PoolSnapshot {
   PoolStats stats;
   std::vector<LiveBlock> blocks;  // in the order of addresses
   std::vector<Range> ranges;
-  // Free for blocks that take turns alone (ring.h), at the latest when the capture ends. A piece may
+  // Free only for blocks that alternate (ring.h), at the latest when the capture ends. A piece may
   // go on through the pages that follow.
   std::vector<PhysicalPiece> ring;
 };
 
-// What lived in a pool at one moment, so that it can live there again.
+// The blocks that lived in a pool at one moment, so that they can live there again.
 //
 // torch.compile's graph trees go back to the end of an earlier graph and record another one from
-// there: the blocks that lived then must live again, at their addresses, and nothing else.
+// there. The blocks that lived then must live again, at their addresses, and nothing else.
 //
-// A checkpoint holds the blocks, not the free bytes: these follow from the blocks, and the fences
-// they stand behind belong to what has been submitted by the time of the restore, not of the
-// checkpoint. What is mapped does not come into it: while a checkpoint may be restored, what it
-// comes back to stays mapped (Pool::GiveBack() ends that).
+// A checkpoint holds the blocks and not the free bytes, which follow from the blocks. Their fences
+// are not part of it either: they stand for work that is submitted by the time of the restore.
+// While a checkpoint may be restored, all that it needs stays mapped (Pool::GiveBack() ends that).
 struct PoolCheckpoint {
   struct Entry {
     Block block;
@@ -184,10 +183,10 @@ struct PoolCheckpoint {
     std::vector<StreamId> uses;  // recorded by then
   };
   std::vector<Entry> blocks;        // in the order of addresses
-  std::weak_ptr<const void> owner;  // the pool's identity: ids and addresses are used again
+  std::weak_ptr<const void> owner;  // the pool's identity, since ids and addresses are reused
 };
 
-// What a restore did. A block that lived before and lives again stands in both.
+// What a restore did. A block that lived before and lives again is in both.
 struct RestoreDelta {
   std::vector<Block> freed;      // all that lived
   std::vector<Block> allocated;  // all that live

@@ -13,14 +13,14 @@ constexpr char kLibrary[] = "libcuda.so.1";
 
 struct Loaded {
   CudaApi api;
-  std::string reason;  // why it cannot be used; nothing if it can
+  std::string reason;  // why it cannot be used; empty if it can
 };
 
-// What keeps `function` from being used; nothing if it was found.
+// Why `function` cannot be used; empty if it was found.
 std::string Find(PFN_cuGetProcAddress_v12000 get_address, const char* function, int version,
                  int driver_version, void** found) {
   *found = nullptr;
-  // Asked for a form that is newer than itself, a driver may hand out the one that it has, which
+  // A driver that is asked for a newer form than it knows may return the one that it has, which
   // takes other arguments.
   if (version > driver_version) {
     const auto text = [](int v) {

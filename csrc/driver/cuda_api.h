@@ -1,5 +1,5 @@
-// The functions of CUDA's driver API that are used here, found at run time: a machine without a
-// driver can load the library, and a test can put its own functions in.
+// The functions of CUDA's driver API that are used here. They are found at run time, so a machine
+// without a driver can load the library, and a test can use functions of its own.
 #pragma once
 
 #include <cuda.h>
@@ -10,8 +10,7 @@
 namespace cgp {
 
 // X(function, version): the CUDA version, times 1000, that brought the form of the function that is
-// called here. It is asked for by that version and typed by it, whatever newer forms the headers
-// and the driver have.
+// called here. It is looked up and typed by that version, whatever newer forms exist.
 #define CGP_CUDA_FUNCTIONS(X)                 \
   X(cuInit, 2000)                             \
   X(cuGetErrorName, 6000)                     \
@@ -57,7 +56,7 @@ namespace cgp {
   X(cuEventDestroy, 4000)                     \
   X(cuStreamWaitEvent, 3020)
 
-// One of them. It is called like a plain function, and has its name for errors.
+// A function of CUDA's. It is called like a plain function, and knows its name for errors.
 template <typename Function>
 struct CudaFunction {
   const char* name;
@@ -75,14 +74,13 @@ struct CudaApi {
   /* A name, which takes no parentheses. NOLINTNEXTLINE(bugprone-macro-parentheses) */ \
   CudaFunction<std::remove_pointer_t<PFN_##function##_v##version>> function{#function};
   CGP_CUDA_FUNCTIONS(CGP_CUDA_FIELD)
-  CGP_CUDA_FIELD(cuCtxRecordEvent, 12050)  // nullptr where the driver is older
+  CGP_CUDA_FIELD(cuCtxRecordEvent, 12050)  // nullptr if the driver is older
 #undef CGP_CUDA_FIELD
   int version = 0;  // of the driver's CUDA, times 1000
 };
 
-// The functions of this machine's driver, loaded by the first call and kept for good. Throws
-// DriverError, which says why, if it has none or one that is too old. Nothing is initialised yet
-// (cuInit).
+// The functions of this machine's driver, which the first call loads for the whole process. Throws
+// DriverError with the reason if there is no driver, or it is too old. Does not call cuInit.
 const CudaApi& CudaApiOrThrow(int device);
 
 }  // namespace cgp

@@ -8,7 +8,7 @@ CudaContext::CudaContext(const CudaApi& api, int device) : api_(api), device_(de
 }
 
 CudaContext::~CudaContext() {
-  // Fails if CUDA has shut down before this, at the end of the process; then there is nothing to
+  // This fails if CUDA has already shut down, at the end of the process; then nothing is left to
   // release.
   if (context_.load() != nullptr) api_.cuDevicePrimaryCtxRelease(cu_device_);
 }

@@ -1,4 +1,4 @@
-// What a thread needs to call CUDA's driver for a device, whatever it was doing.
+// What a thread needs to call CUDA's driver for a device, whatever state it is in.
 #pragma once
 
 #include <atomic>
@@ -11,24 +11,24 @@
 
 namespace cgp {
 
-// The primary context of a device, which is the one that the CUDA runtime and PyTorch use. It is
-// retained by the first call that needs it, so that making one of these makes no context.
+// The primary context of a device, which the CUDA runtime and PyTorch use. The first call that
+// needs it retains it; the constructor makes no context.
 class CudaContext {
  public:
   // `device` is an ordinal as the CUDA runtime counts. `api` must outlive this. Throws DriverError
-  // where there is no such device.
+  // if there is no such device.
   CudaContext(const CudaApi& api, int device);
   ~CudaContext();
 
   const CudaApi& api() const { return api_; }
   int device() const { return device_; }
-  CUdevice cu_device() const { return cu_device_; }  // CUDA's number of it
+  CUdevice cu_device() const { return cu_device_; }  // CUDA's number for it
 
   // Throws DriverError.
   CUcontext Get();
 
-  // Throws DriverError, which names the device, unless the call was successful. What it means that
-  // memory ran out is known only from the call.
+  // Throws DriverError, which names the device, unless the call succeeded. The caller says what
+  // out-of-memory means for its call.
   void Check(std::string_view call, CUresult code,
              DriverStatus out_of_memory = DriverStatus::kFailed, uint64_t bytes = 0) const;
   // Calls the function, and checks it so.
@@ -46,7 +46,7 @@ class CudaContext {
   std::mutex mutex_;
 };
 
-// Makes a context current to this thread for as long as it exists, and leaves the thread as it was.
+// Makes a context current to this thread while this exists, and restores the thread afterwards.
 class CurrentContext {
  public:
   explicit CurrentContext(CudaContext& context);
@@ -59,8 +59,7 @@ class CurrentContext {
   bool pushed_ = false;
 };
 
-// While one exists, what this thread calls cannot break a capture for being "potentially unsafe",
-// nor fail for it.
+// While one exists, "potentially unsafe" calls of this thread neither break a capture nor fail.
 class UnsafeCallsAllowed {
  public:
   explicit UnsafeCallsAllowed(const CudaApi& api) : api_(api) {

@@ -30,12 +30,12 @@ bool WaitsForCompletion(const CUgraphEdgeData& edge) {
 
 struct EventDestroyer {
   const CudaApi* api;
-  // An event knows its context. There is nothing to do about an error, which can only be that of
-  // earlier work.
+  // An event knows its context. An error can only be one of earlier work, so nothing is done about
+  // it.
   void operator()(CUevent event) const { api->cuEventDestroy(event); }
 };
 
-// What an Event is the address of: events of CUDA's, one for each device whose work it marks.
+// An Event is the address of a Mark: CUDA events, one for each device whose work it marks.
 using Mark = std::vector<std::unique_ptr<CUevent_st, EventDestroyer>>;
 
 Mark& MarkOf(Event event) { return *reinterpret_cast<Mark*>(event); }
@@ -189,7 +189,7 @@ void CudaDriver::AddPeer(int peer) {
   if (peer == device()) return;
   CUdevice cu_peer = 0;
   Call(context_, {}, api_.cuDeviceGet, &cu_peer, peer);
-  // Refused here, or every SetAccess() from now on would be.
+  // It is refused here: else every later SetAccess() would be.
   if (!CanReach(cu_peer)) {
     throw DriverError(DriverStatus::kFailed, "cuDeviceCanAccessPeer",
                       CUDA_ERROR_PEER_ACCESS_UNSUPPORTED, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED", 0,
@@ -200,7 +200,7 @@ void CudaDriver::AddPeer(int peer) {
 }
 
 void CudaDriver::Quiesce() {
-  const UnsafeCallsAllowed allowed(api_);  // some other thread may capture without our knowing
+  const UnsafeCallsAllowed allowed(api_);  // another thread may capture without our knowing
   for (CudaContext* const context : Contexts()) {
     Call(*context, {}, api_.cuCtxSynchronize);
   }
@@ -212,8 +212,7 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
   const CUgraphNode* nodes = nullptr;
   const CUgraphEdgeData* edges = nullptr;
   size_t count = 0;
-  // Not timed: this is asked at each free, and answered in less time than it takes to look at the
-  // clock.
+  // Not timed: each free asks this, and the answer takes less time than reading the clock.
   const CurrentContext current(ContextOf(stream));
   const CUresult code =
       api_.cuStreamGetCaptureInfo(StreamOf(stream), &status, &id, nullptr, &nodes, &edges, &count);
@@ -221,8 +220,8 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
   frontier->nodes.clear();
   frontier->waits = true;
   frontier->held = false;
-  // The legacy default stream never captures, but while a blocking stream does, whatever is done
-  // with it breaks that capture: an event too.
+  // The legacy default stream never captures. But while a blocking stream does, whatever is done
+  // with it, even an event, breaks that capture.
   if (code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) {
     frontier->held = true;
     return;
@@ -232,13 +231,13 @@ void CudaDriver::Capture(StreamId stream, Frontier* frontier) {
   if (status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return;
   frontier->capture = id;
   for (size_t i = 0; i < count; ++i) frontier->nodes.push_back(ToGraphNode(nodes[i]));
-  // No edge data stands for edges without any.
+  // If no edge has data, CUDA returns none.
   frontier->waits = edges == nullptr || std::all_of(edges, edges + count, WaitsForCompletion);
 }
 
 bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   const CurrentContext current(context_);
-  // Whether the room is enough for all; where it is full there may be more.
+  // Returns whether the room is enough for all; if it is full there may be more.
   bool waits = true;
   const auto read_into = [&](auto found, auto edges) {
     size_t count = found.size();
@@ -257,7 +256,7 @@ bool CudaDriver::Dependencies(GraphNode node, std::vector<GraphNode>* nodes) {
   return waits;
 }
 
-// An event is recorded on streams of its own context only.
+// An event can be recorded only on streams of its own context.
 template <typename Record>
 Event CudaDriver::NewEvent(const std::vector<CudaContext*>& contexts, Record record) {
   auto mark = std::make_unique<Mark>();
@@ -285,7 +284,7 @@ Event CudaDriver::RecordDeviceEvent() {
   });
 }
 
-// The device's, and of those that streams were asked of.
+// The contexts of the device, and of devices whose streams were given.
 std::vector<CudaContext*> CudaDriver::Contexts() {
   std::vector<CudaContext*> contexts = {&context_};
   const std::lock_guard lock(others_mutex_);
@@ -294,7 +293,7 @@ std::vector<CudaContext*> CudaDriver::Contexts() {
 }
 
 bool CudaDriver::EventDone(Event event) {
-  // A query is "potentially unsafe" while another thread captures: it would fail and invalidate
+  // While another thread captures, a query is "potentially unsafe": it would fail and invalidate
   // that capture.
   const UnsafeCallsAllowed allowed(api_);
   const CurrentContext current(context_);

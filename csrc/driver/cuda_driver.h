@@ -1,10 +1,10 @@
-// A driver that makes memory real on an NVIDIA GPU, by CUDA's virtual memory management.
+// The driver for an NVIDIA GPU, by CUDA's virtual memory management.
 //
-// What is mapped is open to all devices that can reach it and had a context when the driver was
-// made: torch asks for access between two devices once, and may have done so before.
+// Mappings are open to all devices that can reach this one and had a context when the driver was
+// made. torch asks for access between two devices only once, maybe before that.
 //
-// Every call makes the device's context (cuda_context.h) current for its own duration where it is
-// not, so that calls may come from any thread, one without a context included.
+// Every call makes the device's context (cuda_context.h) current while it runs. So calls may come
+// from any thread, even one without a context.
 #pragma once
 
 #include <array>
@@ -25,20 +25,19 @@ namespace cgp {
 class CudaDriver final : public Driver {
  public:
   // `device` is an ordinal as the CUDA runtime and PyTorch count (CUDA_VISIBLE_DEVICES applies).
-  // Throws DriverError, which says why, where it cannot be used. Makes no context.
-  // Handles that are made while `exportable`, if there is one, is set can be exported as file
-  // descriptors; it must outlive this.
+  // Throws DriverError with the reason if it cannot be used. Makes no context. Handles made while
+  // `exportable`, if given, is set can be exported as file descriptors; it must outlive this.
   explicit CudaDriver(int device, const std::atomic<bool>* exportable = nullptr)
       : CudaDriver(device, CudaApiOrThrow(device), exportable) {}
-  // With other functions than those of the driver of this machine; `api` must outlive this.
-  // What is still mapped or held when it goes stays so until the process ends.
+  // Uses other functions than those of this machine's driver; `api` must outlive this. What is
+  // still mapped or held at its end stays so until the process ends.
   CudaDriver(int device, const CudaApi& api, const std::atomic<bool>* exportable = nullptr);
 
   // Whether memory of the device can be exported as file descriptors.
   bool CanExport() const;
 
-  // By the names of CUDA's functions: how often each was called so far, failed calls included, and
-  // the nanoseconds that took.
+  // By the name of each CUDA function: how often it was called, failed calls included, and the
+  // nanoseconds that took.
   using CallTimes = std::map<std::string_view, std::pair<uint64_t, uint64_t>>;
   CallTimes calls() const;
 
@@ -58,7 +57,7 @@ class CudaDriver final : public Driver {
   void Capture(StreamId stream, Frontier* frontier) override;
   bool Dependencies(GraphNode node, std::vector<GraphNode>* nodes) override;
   Event RecordEvent(StreamId stream) override;
-  // A driver older than CUDA 12.5 cannot: then the device is waited for instead.
+  // With a driver older than CUDA 12.5 it waits for the device instead.
   Event RecordDeviceEvent() override;
   bool EventDone(Event event) override;
   void WaitEvent(StreamId stream, Event event) override;
@@ -66,11 +65,11 @@ class CudaDriver final : public Driver {
   MemoryInfo Info() override;
 
  private:
-  // What `call` returns; calls() counts it under the name.
+  // Returns what `call` returns; calls() counts it under the name.
   template <typename Function>
   CUresult Timed(std::string_view name, const Function& call);
-  // Calls `function` with the context current, and times it. Throws its error, which may say for
-  // how many bytes it was, and what it means that memory ran out.
+  // Calls `function` with the context current, and times it. Throws its error, with the bytes that
+  // it was for and what out-of-memory means.
   struct Error {
     uint64_t bytes = 0;
     DriverStatus out_of_memory = DriverStatus::kFailed;
@@ -80,7 +79,7 @@ class CudaDriver final : public Driver {
             const CudaFunction<CUresult(Parameters...)>& function,
             std::type_identity_t<Parameters>... arguments);
 
-  // That of the device whose stream it is.
+  // The context of the stream's device.
   CudaContext& ContextOf(StreamId stream);
   int Attribute(CUdevice_attribute attribute) const;
   bool CanReach(CUdevice peer) const;
@@ -88,7 +87,7 @@ class CudaDriver final : public Driver {
   CUmemAllocationProp HandleProperties() const;
   std::vector<CudaContext*> Contexts();
 
-  // Calls record(context, event of CUDA's) for each of them, with a new one.
+  // Calls record(context, CUDA event) for each context, with a new event.
   template <typename Record>
   Event NewEvent(const std::vector<CudaContext*>& contexts, Record record);
 
@@ -105,7 +104,8 @@ class CudaDriver final : public Driver {
   std::vector<CUdevice> peers_;
 
   mutable std::mutex calls_mutex_;
-  // More than there are functions; an empty name is none. Counting takes no memory.
+  // More entries than there are functions; those without a name are unused. Counting takes no
+  // memory.
   std::array<std::pair<std::string_view, CallTimes::mapped_type>, 32> calls_{};
 };
 

@@ -167,6 +167,22 @@ TEST_F(CudaDriverTest, TheDeviceIsMarkedByItsContext) {
   EXPECT_EQ(fake_.destroyed, reinterpret_cast<CUevent>(0x6000));
 }
 
+// What its blocks were recorded for may be running there.
+TEST_F(CudaDriverTest, AMarkCoversTheDevicesWhoseStreamsWereAskedAfter) {
+  CudaDriver driver(0, api_);
+  Frontier frontier;
+  driver.Capture(StreamOn(1, kStream), &frontier);
+  fake_.calls.clear();
+  const Event mark = driver.RecordDeviceEvent();
+  EXPECT_TRUE(driver.EventDone(mark));
+  driver.WaitEvent(kStream, mark);
+  EXPECT_EQ(fake_.calls,
+            (std::vector<std::string>{"cuEventCreate", "cuCtxRecordEvent", "cuEventCreate of 1",
+                                      "cuCtxRecordEvent of 1", "cuEventQuery", "cuEventQuery",
+                                      "cuStreamWaitEvent", "cuStreamWaitEvent"}));
+  driver.DestroyEvent(mark);
+}
+
 // Before CUDA 12.5.
 TEST_F(CudaDriverTest, AnOlderDriverWaitsForTheDeviceInstead) {
   api_.cuCtxRecordEvent = nullptr;

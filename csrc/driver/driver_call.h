@@ -1,4 +1,4 @@
-// The calls of a Driver, as values: to count them, to fail them.
+// The calls of a Driver as values, to count or to fail them.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// A driver that forwards to another one, and fails on demand before the other one hears of a call.
+// A driver that forwards to another one, and fails on demand before the other one is called.
 #pragma once
 
 #include <cstdint>
@@ -19,32 +19,32 @@ namespace cgp {
 struct Fault {
   uint64_t call_number = 1;  // counted from 1; 0: none fails
   DriverStatus status = DriverStatus::kFailed;
-  bool for_good = false;  // every call from that one on, instead of it alone
-  std::optional<DriverCall> only = std::nullopt;  // count and fail calls of this kind alone
+  bool for_good = false;  // every call from that one on fails, and not it alone
+  std::optional<DriverCall> only = std::nullopt;  // counts and fails only calls of this kind
 };
 
-// Every call counts but those that cannot fail: device(), granularity(), MayQuiesce() and
+// Every call counts except those that cannot fail: device(), granularity(), MayQuiesce() and
 // DestroyEvent().
 class FaultyDriver final : public ForwardingDriver<FaultyDriver> {
  public:
   using ForwardingDriver::ForwardingDriver;
 
-  // From now on, with the count and the record of calls begun anew. Replaces an earlier fault.
+  // Sets the fault instead of an earlier one, and begins the count and the record of calls anew.
   void Arm(const Fault& fault);
-  // Fails nothing any more; the count and the record of calls begin anew too.
+  // Fails nothing any more, and begins the count and the record of calls anew.
   void Disarm() { Arm(kNoFault); }
 
-  // Runs before each call, as what other threads do just then. It may not call this driver.
+  // Runs before each call, as another thread might at that moment. It must not call this driver.
   void Meanwhile(std::function<void(DriverCall)> happens) { meanwhile_ = std::move(happens); }
 
   // The calls since the last Arm() or Disarm(), failed ones included, in order.
   std::vector<DriverCall> calls() const { return Locked(calls_); }
   uint64_t call_count() const { return calls().size(); }
-  // Those of them that were made to fail.
+  // The calls among them that were made to fail.
   std::vector<DriverCall> failed() const { return Locked(failed_); }
   uint64_t failures() const { return failed().size(); }
 
-  // Records the call, and throws if it is one to fail.
+  // Records the call, and throws if the fault says so.
   std::monostate Around(DriverCall call, uint64_t bytes);
 
  private:

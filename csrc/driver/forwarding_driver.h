@@ -1,6 +1,6 @@
-// A driver that forwards each call to another one. `Derived` overrides those that it changes, and
-// may have an Around(call, bytes), which is called before each call that can fail; what it returns
-// lives for as long as the call takes.
+// A driver that forwards each call to another one. `Derived` overrides the calls that it changes.
+// It may define Around(call, bytes), which runs before each call that can fail; its result lives as
+// long as the call takes.
 #pragma once
 
 #include <cstdint>

@@ -11,7 +11,7 @@ thread_local bool refused_by_limit = false;
 
 bool MeteredDriver::LimitRefused() { return refused_by_limit; }
 
-void MeteredDriver::ForgetRefusals() { refused_by_limit = false; }
+void MeteredDriver::ClearRefusals() { refused_by_limit = false; }
 
 Handle MeteredDriver::Create(uint64_t bytes) {
   const std::lock_guard lock(mutex_);

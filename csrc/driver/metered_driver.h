@@ -1,4 +1,4 @@
-// A driver that forwards to another one, keeps a limit on physical memory and says what is mapped.
+// A driver that forwards to another one, limits its physical memory, and reports what is mapped.
 #pragma once
 
 #include <atomic>
@@ -17,26 +17,25 @@ class MeteredDriver final : public ForwardingDriver<MeteredDriver> {
  public:
   static constexpr uint64_t kNoLimit = ~uint64_t{0};
 
-  // Hears of what was mapped, or unmapped, by the calling thread. It may not throw: the core would
-  // take that for the driver's refusal.
+  // Is called after the calling thread has mapped or unmapped something. It must not throw: the
+  // core would take that for a failure of the driver.
   using Listener = void (*)(int device, bool mapped, Address address, uint64_t bytes);
 
   explicit MeteredDriver(std::unique_ptr<Driver> inner, Listener listener = nullptr)
       : ForwardingDriver(*inner), owned_(std::move(inner)), listener_(listener) {}
 
-  // From now on Create() fails, as if the device had no more, where all handles together would have
-  // more bytes than that.
+  // From now on Create() fails, as on a full device, if all handles together would have more bytes.
   void SetLimit(uint64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
-  // Whether of the calling thread's refusals, since it forgot them, the last was a limit's.
+  // Whether this thread's most recent Create(), since ClearRefusals(), failed because of a limit.
   static bool LimitRefused();
-  static void ForgetRefusals();
+  static void ClearRefusals();
 
-  // The bytes of all handles, and how often that number has changed. Who reads changes() first gets
-  // bytes that are as new as that or newer.
+  // The bytes of all handles, and how often that number has changed. If changes() is read first,
+  // held_bytes() is as new or newer.
   uint64_t held_bytes() const { return created_.load(std::memory_order_acquire); }
   uint64_t changes() const { return changes_.load(std::memory_order_acquire); }
 
-  // How many captures are open in the process that no driver knows of.
+  // Counts captures that are open in the process and that no driver knows of.
   static void CountCaptures(int change) { captures_.fetch_add(change, std::memory_order_acq_rel); }
 
   Handle Create(uint64_t bytes) override;

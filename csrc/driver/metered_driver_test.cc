@@ -73,7 +73,7 @@ TEST_F(MeteredDriverTest, WhatIsHeldIsKnownAndWhetherItChanged) {
 
 TEST_F(MeteredDriverTest, WhoRefusedLastIsKnown) {
   driver_.SetLimit(4 * kPage);
-  MeteredDriver::ForgetRefusals();
+  MeteredDriver::ClearRefusals();
   EXPECT_FALSE(MeteredDriver::LimitRefused());
   EXPECT_NE(RefusalOf(5 * kPage), "");
   EXPECT_TRUE(MeteredDriver::LimitRefused());

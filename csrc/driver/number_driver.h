@@ -1,8 +1,8 @@
 // A driver that makes nothing real: addresses, handles and events are only numbers.
 //
-// On it the core decides as on a GPU, on any machine, and nothing can be read or written. It counts
-// what is taken and runs out of it, and trusts its caller to keep the rules of driver.h: the driver
-// that holds the core to them is testing/host_driver.h.
+// The core decides on it as on a GPU, on any machine, but nothing can be read or written. It counts
+// what is taken, and runs out of it. It trusts its caller to follow the rules of driver.h, which
+// testing/host_driver.h enforces.
 #pragma once
 
 #include <algorithm>
@@ -22,14 +22,14 @@ namespace cgp {
 struct NumberDriverOptions {
   int device = 0;
   uint64_t granularity = uint64_t{2} << 20;  // a power of two from 512 up
-  // What all handles, and all reservations, may hold together.
+  // The most bytes of all handles, and of all reservations.
   uint64_t physical_limit_bytes = uint64_t{80} << 30;
   uint64_t address_limit_bytes = uint64_t{1} << 47;
 };
 
 class NumberDriver final : public Driver {
  public:
-  // Throws UsageError for a granularity that cannot be.
+  // Throws UsageError for an impossible granularity.
   explicit NumberDriver(const NumberDriverOptions& options = {})
       : options_(options), next_address_(std::max(kFirstAddress, options.granularity)) {
     if (std::has_single_bit(options.granularity) && options.granularity >= 512) return;
@@ -82,7 +82,7 @@ class NumberDriver final : public Driver {
             .total_bytes = options_.physical_limit_bytes};
   }
 
-  // Nothing is captured, and what is submitted is done.
+  // Nothing is captured, and all submitted work is done.
   void Quiesce() override {}
   bool MayQuiesce() noexcept override { return true; }
   void Capture(StreamId, Frontier* frontier) override { *frontier = {}; }
@@ -104,7 +104,7 @@ class NumberDriver final : public Driver {
 
   struct Physical {
     uint64_t bytes = 0;
-    uint64_t users = 0;  // its mappings, and who holds it
+    uint64_t users = 0;  // its mappings, and 1 until it is released
   };
 
   void Require(uint64_t bytes, uint64_t room, DriverStatus status, const char* call) const {

@@ -3,7 +3,7 @@
 namespace cgp {
 namespace {
 
-// As PyTorch instantiates, so that a graph does the same whoever made its executable.
+// As PyTorch instantiates, so that a graph does the same whichever of us made its executable.
 constexpr unsigned long long kFlags =
     CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH | CUDA_GRAPH_INSTANTIATE_FLAG_USE_NODE_PRIORITY;
 
@@ -35,8 +35,8 @@ void CudaGraphDriver::Upload(GraphExec exec, StreamId stream) {
 }
 
 void CudaGraphDriver::Destroy(GraphExec exec) noexcept {
-  // Nobody could act on an error, which can only be that of earlier work, or of CUDA having shut
-  // down at the end of the process.
+  // Nobody could act on an error: it is one of earlier work, or CUDA has shut down at the end of
+  // the process.
   const UnsafeCallsAllowed allowed(api());
   api().cuGraphExecDestroy(ToCuda(exec));
 }

@@ -11,14 +11,14 @@ namespace cgp {
 
 class CudaGraphDriver final : public GraphDriver {
  public:
-  // A bit for each attribute of kernels that the driver refuses to tell: it is asked once for it.
+  // A bit for each kernel attribute that the driver has refused to tell, so that it is asked once.
   using Refused = std::atomic<uint64_t>;
 
-  // `device` is an ordinal as the CUDA runtime and PyTorch count. Throws DriverError where there is
-  // no such device, or no driver. Makes no context.
+  // `device` is an ordinal as the CUDA runtime and PyTorch count. Throws DriverError if there is no
+  // such device or no driver. Makes no context.
   explicit CudaGraphDriver(int device)
       : CudaGraphDriver(device, CudaApiOrThrow(device), refused_on_[device & 255]) {}
-  // With other functions than those of the driver of this machine. Both must outlive this.
+  // Uses other functions than those of this machine's driver. Both must outlive this.
   CudaGraphDriver(int device, const CudaApi& api, Refused& refused)
       : context_(api, device), refused_(refused) {}
 
@@ -29,7 +29,7 @@ class CudaGraphDriver final : public GraphDriver {
   void Destroy(GraphExec exec) noexcept override;
 
  private:
-  // What has nothing to do with a capture must not break one.
+  // These calls belong to no capture, and must not break one.
   struct Calling {
     explicit Calling(CudaContext& context) : current(context), allowed(context.api()) {}
     const CurrentContext current;

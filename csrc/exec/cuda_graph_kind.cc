@@ -1,9 +1,9 @@
-// Which graphs an executable can hold in turn, as far as CUDA lets that be seen.
+// Which graphs an executable can hold one after the other, as far as CUDA lets that be seen.
 //
-// An update of an executable is refused by the driver where it knows that it cannot be made, but
-// some of what it does not carry over it keeps silently: the launch would run with the cluster size
-// of another graph. So the key holds all that an update does not carry over, refused or not;
-// docs/graph_updates.md has the list, as it was tried on a GPU.
+// The driver refuses an update that it knows to be impossible. But some of what an update does not
+// carry over it silently leaves as it was: the launch would run with the cluster size of another
+// graph. So the key holds all that an update does not carry over, refused or not.
+// docs/graph_updates.md has the list, as tried on a GPU.
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -19,19 +19,19 @@
 namespace cgp {
 namespace {
 
-// Attributes by their numbers, and who is asked for them: to ask a driver or a GPU that has none is
-// an error, which tools that watch for errors report. docs/graph_updates.md has their names.
+// Attributes by their numbers, and who has them: asking a driver or GPU that has not is an error,
+// which tools that watch for errors report. docs/graph_updates.md has the names.
 struct Attributes {
   int first;
   int last;
   int since = 0;  // CUDA's version, of the driver
   int since_gpu = 0;
-  bool by_function = false;  // Where they are hidden all the same, the function stands for them.
+  bool by_function = false;  // the function stands for them if they are hidden all the same
 };
 
 constexpr int kUntried = 13010;  // newer than all drivers that were tried
 
-// What a launch was asked for and an update may not bring along. The last ones nobody here knows.
+// What a launch was asked for, and an update may not carry over. Nobody here knows the last ones.
 constexpr std::array<Attributes, 8> kLaunchAttributes = {{
     {1, 2},
     {4, 5},
@@ -43,14 +43,14 @@ constexpr std::array<Attributes, 8> kLaunchAttributes = {{
     {19, 22, kUntried},
 }};
 
-// What a launch gets of the same from its function.
+// What a launch gets of this from its function.
 constexpr std::array<Attributes, 3> kFunctionAttributes = {{
     {9, 15},
     {17, 17, 13040},
     {18, 21, kUntried},
 }};
 
-// Of device memory, as benchmarks/shared_execs.py measures it: 2.8 to 3.7 KiB.
+// Device memory; benchmarks/shared_execs.py measures 2.8 to 3.7 KiB.
 constexpr uint64_t kExecBytesPerNode = 3072;
 
 template <typename... Values>
@@ -82,7 +82,7 @@ class KindReader {
  private:
   const CudaApi& api() const { return context_.api(); }
 
-  // In the graph's order: it is by that order that an update finds for each node its like.
+  // In the graph's order, by which an update pairs the nodes of two graphs.
   void AddEdges(const std::vector<CUgraphNode>& nodes) {
     size_t count = 0;
     context_.Call(api().cuGraphGetEdges, graph_, nullptr, nullptr, nullptr, &count);
@@ -115,7 +115,7 @@ class KindReader {
       case CU_GRAPH_NODE_TYPE_EVENT_RECORD:
         return;
       default:
-        // Graphs within graphs, memory that a graph owns, and whatever newer drivers have.
+        // Graphs within graphs, memory nodes, and whatever newer drivers have.
         kind_.alone = "it has nodes that an update may not carry over";
     }
   }
@@ -132,20 +132,21 @@ class KindReader {
         if (value.deviceUpdatableKernelNode.deviceUpdatable == 0) return code;
         kind_.alone = "the device may update its kernels";
       }
-      // What is not set reads as nothing but zeros.
+      // An attribute that is not set reads as zeros.
       static constexpr CUlaunchAttributeValue kNotSet{};
       if (std::memcmp(value.pad, kNotSet.pad, sizeof value.pad) != 0) Append(kind_.key, id, value);
       return code;
     };
     const bool all_told =
         AddAll(kLaunchAttributes, api().cuGraphKernelNodeGetAttribute.name, 0, add);
-    // No attribute has this number: without an end they could be read as the nodes that follow.
+    // No attribute has this number. Without an end mark, attributes could be read as the nodes that
+    // follow.
     Append(kind_.key, CU_LAUNCH_ATTRIBUTE_IGNORE);
-    // A library launches a function with what suits that function.
+    // A library launches a function always with what suits that function.
     if (!all_told) Append(kind_.key, FunctionOf(kernel));
   }
 
-  // Calls `add` for what is to be asked for. Returns false if a function has to stand for it.
+  // Calls `add` for each attribute to ask for. Returns false if a function has to stand for some.
   template <typename Table, typename Add>
   bool AddAll(const Table& table, const char* call, int first_bit, const Add& add) {
     bool all_told = true;
@@ -175,7 +176,7 @@ class KindReader {
     return kernel.kern;
   }
 
-  // Asked once a function: many nodes have the same.
+  // Asked once for each function, since many nodes share one.
   const std::string& FunctionAttributes(const CUDA_KERNEL_NODE_PARAMS_v2& kernel) {
     const auto [found, is_new] = functions_.try_emplace(FunctionOf(kernel));
     std::string& key = found->second;
@@ -218,7 +219,7 @@ class KindReader {
 
 }  // namespace
 
-// Asking after a function that never ran loads it, which breaks captures if unsafe calls do.
+// Asking about a function that never ran loads it, which breaks captures where unsafe calls do.
 GraphKind CudaGraphDriver::KindOf(Graph graph) {
   const Calling calling(context_);
   return KindReader(context_, refused_, reinterpret_cast<CUgraph>(graph)).Read();

@@ -44,7 +44,7 @@ void ExecCache::Remove(GraphNumber graph) {
   RemoveLocked(graph);
 }
 
-GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
+GraphExec ExecCache::Lease(GraphNumber graph, StreamId stream) {
   std::unique_lock lock(mutex_);
   Exec& exec = Hold(graph, stream, lock);
   WaitFor(members_.at(graph).last_run, stream);
@@ -52,28 +52,28 @@ GraphExec ExecCache::Lend(GraphNumber graph, StreamId stream) {
   MarkEndOfLast(number);
   auto run = std::make_shared<Run>(events_, graph, Launch{.stream = stream, .stream_lasts = true},
                                    launches_);
-  // What a capture takes does not run now, and must not be taken for what does.
+  // A captured launch does not run now, and must not be taken for one that does.
   const auto is_elsewhere = [&](const std::shared_ptr<Run>& before) {
     return before && !before->ComesBefore(stream);
   };
   run->captured =
       (is_elsewhere(exec.last_run) || is_elsewhere(members_.at(graph).last_run)) && IsHeld(stream);
-  exec.lent.push_back(std::move(run));
+  exec.leases.push_back(std::move(run));
   table_.Launched(number);
   launched_last_ = number;
   return exec.handle;
 }
 
-void ExecCache::GiveBack(GraphNumber graph, const Launch& launch) {
+void ExecCache::Return(GraphNumber graph, const Launch& launch) {
   const std::lock_guard lock(mutex_);
   Exec& exec = execs_.at(table_.HolderOf(graph).value());
-  CGP_CHECK(!exec.lent.empty());
-  // Lent to several threads it comes back in any order. Those of one stream are alike.
-  const auto of_stream = std::ranges::find(
-      exec.lent, launch.stream, [](const std::shared_ptr<Run>& one) { return one->launch.stream; });
-  const auto lent = of_stream != exec.lent.end() ? of_stream : exec.lent.begin();
-  std::shared_ptr<Run> run = std::move(*lent);
-  exec.lent.erase(lent);
+  CGP_CHECK(!exec.leases.empty());
+  // Several threads may return leases in any order. Leases of one stream are alike.
+  const auto of_stream = std::ranges::find(exec.leases, launch.stream,
+                                           [](const auto& one) { return one->launch.stream; });
+  const auto lease = of_stream != exec.leases.end() ? of_stream : exec.leases.begin();
+  std::shared_ptr<Run> run = std::move(*lease);
+  exec.leases.erase(lease);
   if (!run->captured) NoteLaunch(exec, std::move(run), launch);
 }
 
@@ -117,7 +117,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
   Clock::time_point deadline = kNotWaiting;
   for (;;) {
     const ExecTable::Plan plan = table_.PlanFor(graph, conditions);
-    // Its last launch was made before this began, has not ended, and will be seen to.
+    // Its last launch was made before this began, has not ended, and its end is marked.
     const auto is_worth_awaiting = [&](ExecNumber number) {
       Exec& exec = execs_.at(number);
       return Running(exec.last_run) && exec.last_run->number <= launches && exec.last_run->end;
@@ -143,7 +143,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
         return execs_.at(*plan.exec);
       case ExecTable::Step::kMake:
         if (Exec* const exec = Make(graph)) return *exec;
-        deadline = kNotWaiting;  // what goes next is worth another wait
+        deadline = kNotWaiting;  // the next one to go is worth another wait
         break;
       case ExecTable::Step::kUpdate:
         if (Update(*plan.exec, graph)) return execs_.at(*plan.exec);
@@ -153,7 +153,7 @@ ExecCache::Exec& ExecCache::Hold(GraphNumber graph, StreamId stream,
 }
 
 bool ExecCache::InUse(Exec& exec, StreamId stream) {
-  if (!exec.lent.empty()) return true;
+  if (!exec.leases.empty()) return true;
   return exec.last_run && exec.last_run->launch.stream != stream && Running(exec.last_run);
 }
 
@@ -164,7 +164,7 @@ bool ExecCache::Running(std::shared_ptr<Run>& run) {
   try {
     if (!events_.EventDone(*run->end)) return true;
   } catch (const DriverError&) {
-    run->Unmark();  // the next one tells
+    run->Unmark();  // the next mark tells
     throw;
   }
   run.reset();
@@ -174,15 +174,15 @@ bool ExecCache::Running(std::shared_ptr<Run>& run) {
 void ExecCache::MarkEnd(Run& run, bool is_there) {
   if (run.end || !(is_there || run.launch.stream_lasts) || IsHeld(run.launch.stream)) return;
   run.end = events_.RecordEvent(run.launch.stream);
-  // Another thread may have begun a capture there meanwhile: then the mark may be a part of that,
-  // no point in the stream's work, and must not be asked after.
+  // Another thread may have begun a capture there meanwhile. The mark may be a part of that then,
+  // and no point in the stream's work, so it must not be queried.
   if (IsHeld(run.launch.stream)) run.Unmark();
 }
 
 void ExecCache::RememberRun(ExecNumber number) {
   const std::shared_ptr<Run>& run = execs_.at(number).last_run;
   if (!run) return;
-  // It may have been updated and not launched since.
+  // It may have been updated, and not launched since.
   const auto member = members_.find(run->graph);
   if (member == members_.end() || table_.HolderOf(run->graph) != number) return;
   std::shared_ptr<Run>& known = member->second.last_run;
@@ -193,8 +193,8 @@ void ExecCache::RememberRun(ExecNumber number) {
 
 void ExecCache::WaitFor(std::shared_ptr<Run>& run, StreamId stream) {
   if (!run || run->ComesBefore(stream)) return;
-  // It is asked first also because a mark that a capture has taken must not be waited for: that
-  // would draw the stream into the capture.
+  // Running() also guards against a mark that a capture has taken: waiting for that would draw the
+  // stream into the capture.
   if (Running(run) && run->end && !IsHeld(stream)) events_.WaitEvent(stream, *run->end);
 }
 
@@ -205,7 +205,7 @@ bool ExecCache::IsHeld(StreamId stream) {
 }
 
 void ExecCache::MarkEndOfLast(ExecNumber next) {
-  // As long as each keeps its own nobody will ask. Later, the mark would stand behind more work.
+  // While each graph has its own, nobody will ask. A later mark would stand behind more work.
   if (!launched_last_ || *launched_last_ == next || table_.AllKeepTheirs()) return;
   const auto last = execs_.find(*launched_last_);
   if (last != execs_.end() && last->second.last_run) MarkEnd(*last->second.last_run);
@@ -215,9 +215,9 @@ void ExecCache::NoteLaunch(Exec& exec, std::shared_ptr<Run> run, const Launch& l
   const uint64_t before = std::exchange(run->number, ++launches_);
   run->launch = launch;
   std::shared_ptr<Run> other = std::exchange(exec.last_run, std::move(run));
-  // Of two that were lent at once either was launched last: the end of this one stands for both.
+  // Of two leases at once, either may have been launched last: this end stands for both.
   if (other && other->number > before) WaitFor(other, launch.stream);
-  // Where the stream may be gone when somebody wants to know.
+  // The stream may be gone when somebody wants to know.
   if (!launch.stream_lasts) MarkEnd(*exec.last_run, /*is_there=*/true);
 }
 
@@ -232,7 +232,7 @@ ExecCache::Exec* ExecCache::Make(GraphNumber graph) {
     const bool may_do_with_less = table_.OutOfMemory(graph);
     if (!holder && !may_do_with_less) throw;
     if (!holder) return nullptr;
-    table_.KeptAfterAll(*holder);
+    table_.NotReplaced(*holder);
     return &execs_.at(*holder);
   }
   ++instantiations_;

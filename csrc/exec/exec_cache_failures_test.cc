@@ -42,12 +42,12 @@ int Use(ExecCache* cache, const GraphBook& book, HostDriver* host, bool tries_ag
     const StreamId stream = streams[step % 2];
     if (step % 11 == 0) attempt([&] { cache->Prepare(number, {stream, true}); });
     GraphExec exec{};
-    if (!attempt([&] { exec = cache->Lend(number, stream); })) continue;
+    if (!attempt([&] { exec = cache->Lease(number, stream); })) continue;
     EXPECT_EQ(book.HeldBy(exec), graph) << "another graph would run";
     try {
-      cache->GiveBack(number, ExecCache::Launch{.stream = stream, .stream_lasts = step % 3 != 0});
+      cache->Return(number, ExecCache::Launch{.stream = stream, .stream_lasts = step % 3 != 0});
     } catch (const DriverError&) {
-      ++failed;  // it is given back all the same
+      ++failed;  // it is returned all the same
     }
     if (step % 5 == 0) host->CompleteEvents();
     if (step % 13 == 0) {
@@ -127,7 +127,7 @@ TEST_F(ExecCacheTest, AnAddThatFailsForLackOfMemoryLeavesItsKindToTheNext) {
   }
 }
 
-TEST_F(ExecCacheTest, AFailedUpdateWithoutMemoryForItsErrorIsNeverLent) {
+TEST_F(ExecCacheTest, AFailedUpdateWithoutMemoryForItsErrorIsNeverLeased) {
   MakeCache(1);
   const GraphNumber first = Add(Graph{10});
   const GraphNumber second = Add(Graph{11});
@@ -140,7 +140,7 @@ TEST_F(ExecCacheTest, AFailedUpdateWithoutMemoryForItsErrorIsNeverLent) {
     try {
       const AllocationFault fault(number);
       try {
-        cache_->Lend(second, kA);
+        cache_->Lease(second, kA);
       } catch (...) {
         fired = fault.fired();
         throw;

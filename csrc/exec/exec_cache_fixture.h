@@ -53,13 +53,13 @@ class ExecCacheTest : public ::testing::Test {
 
   // As a launch that is queued on the stream.
   GraphExec Launch(GraphNumber number, StreamId stream, bool lasts = true) {
-    const GraphExec exec = cache_->Lend(number, stream);
+    const GraphExec exec = cache_->Lease(number, stream);
     EXPECT_EQ(book_.HeldBy(exec), graphs_.at(number)) << "another graph would run";
-    GiveBack(number, stream, lasts);
+    Return(number, stream, lasts);
     return exec;
   }
-  void GiveBack(GraphNumber number, StreamId stream, bool lasts = true) {
-    cache_->GiveBack(number, {.stream = stream, .stream_lasts = lasts});
+  void Return(GraphNumber number, StreamId stream, bool lasts = true) {
+    cache_->Return(number, {.stream = stream, .stream_lasts = lasts});
   }
   // Whether somebody comes to ask if a launch has ended.
   bool SomebodyAsks() const {

@@ -112,12 +112,12 @@ class RandomLaunches {
   static constexpr std::array kStreams = {kA, kB, kC};
 
   void Launch(size_t index, StreamId stream) {
-    const GraphExec exec = cache_.Lend(graphs_[index], stream);
+    const GraphExec exec = cache_.Lease(graphs_[index], stream);
     const uint64_t turn = ++launched_[index];
     Submit(exec, stream, [this, index, turn] {
       if (++done_[index] != turn) ++out_of_order_;
     });
-    cache_.GiveBack(graphs_[index], {stream, random_() % 4 != 0});
+    cache_.Return(graphs_[index], {stream, random_() % 4 != 0});
   }
 
   // Behind what the executable did before, launch or upload, as CUDA orders it.

@@ -37,7 +37,7 @@ TEST_F(ExecCacheRoomTest, WithoutMemoryForANewOneWhatIsHeldGoesOn) {
       for (uint32_t i = 0; i < 2 * kVeryLongStay; ++i) Launch(third, kA);
       EXPECT_EQ(book_.failures(), failures + 1) << "it is not tried at each launch";
     } else {
-      EXPECT_THROW(cache_->Lend(third, kA), DriverError);
+      EXPECT_THROW(cache_->Lease(third, kA), DriverError);
     }
     book_.Disarm();
     Launch(third, kA);
@@ -75,7 +75,7 @@ TEST_F(ExecCacheRoomTest, WithoutMemoryWhatIsInUseStaysAsItIs) {
   book_.ForgetChanges();
   RunOutOfMemory(/*for_good=*/true);
   try {
-    cache_->Lend(second, kB);
+    cache_->Lease(second, kB);
     FAIL();
   } catch (const DriverError& error) {
     EXPECT_EQ(error.status(), DriverStatus::kOutOfMemory);

@@ -44,17 +44,17 @@ TEST_F(ExecCacheTest, WhatIsLentIsNotTouched) {
   MakeCache(1);
   const GraphNumber first = Add(Graph{10});
   const GraphNumber second = Add(Graph{11});
-  const GraphExec lent = cache_->Lend(first, kA);
+  const GraphExec leased = cache_->Lease(first, kA);
   const GraphExec other = Launch(second, kA);
-  EXPECT_NE(other, lent) << "though both are for one stream";
-  EXPECT_EQ(book_.HeldBy(lent), Graph{10});
+  EXPECT_NE(other, leased) << "though both are for one stream";
+  EXPECT_EQ(book_.HeldBy(leased), Graph{10});
   EXPECT_EQ(Execs(), 2u);
-  EXPECT_EQ(cache_->Lend(first, kA), lent) << "lending nests";
-  GiveBack(first, kA);
+  EXPECT_EQ(cache_->Lease(first, kA), leased) << "leases nest";
+  Return(first, kA);
   const GraphNumber third = Add(Graph{12});
-  EXPECT_EQ(Launch(third, kA), other) << "the first is still lent";
-  EXPECT_EQ(book_.HeldBy(lent), Graph{10});
-  GiveBack(first, kA);
+  EXPECT_EQ(Launch(third, kA), other) << "the first is still leased";
+  EXPECT_EQ(book_.HeldBy(leased), Graph{10});
+  Return(first, kA);
   Launch(second, kA);
   EXPECT_EQ(Execs(), 1u) << "back at the limit";
 }
@@ -177,13 +177,13 @@ TEST_F(ExecCacheTest, WhoWaitsLetsOthersGoOnAndThenPlansAnew) {
   const GraphExec exec = Launch(first, kA);
   std::thread waiting([&] { Launch(other, kA); });
   EXPECT_TRUE(SomebodyAsks());
-  const GraphExec lent = cache_->Lend(first, kA);
-  EXPECT_EQ(lent, exec) << "it was gone by the time that it could be had";
-  // No launch has ended; but what is lent makes no room, so it gets one beyond the limit.
+  const GraphExec leased = cache_->Lease(first, kA);
+  EXPECT_EQ(leased, exec) << "it was gone by the time that it could be had";
+  // No launch has ended; but what is leased makes no room, so it gets one beyond the limit.
   waiting.join();
-  EXPECT_EQ(book_.HeldBy(lent), Graph{10});
+  EXPECT_EQ(book_.HeldBy(leased), Graph{10});
   EXPECT_EQ(Execs(), 2u);
-  GiveBack(first, kA);
+  Return(first, kA);
 }
 
 TEST_F(ExecCacheTest, WhatIsLaunchedMeanwhileIsNotAwaited) {
@@ -203,7 +203,7 @@ TEST_F(ExecCacheTest, WhatIsLaunchedMeanwhileIsNotAwaited) {
 
 // --- Many threads ---
 
-TEST_F(ExecCacheTest, ThreadsLendAndGiveBackAtRandom) {
+TEST_F(ExecCacheTest, ThreadsLeaseAndReturnAtRandom) {
   constexpr int kThreads = 4;
   MakeCache(2, std::chrono::milliseconds(1));
   host_.HoldEvents(true);
@@ -228,11 +228,11 @@ TEST_F(ExecCacheTest, ThreadsLendAndGiveBackAtRandom) {
         }
         const size_t pick = random() % own.size();
         const auto [number, graph] = own[pick];
-        const GraphExec exec = cache_->Lend(number, stream);
+        const GraphExec exec = cache_->Lease(number, stream);
         if (random() % 4 == 0) std::this_thread::yield();
         if (book_.HeldBy(exec) != graph) ++wrong;
         const auto launch = ExecCache::Launch{stream, random() % 3 != 0};
-        cache_->GiveBack(number, launch);
+        cache_->Return(number, launch);
         if (random() % 6 == 0) host_.CompleteEvents(stream);
         if (random() % 16 == 0) cache_->Prepare(number, {stream, true});
         if (pick >= 4 && random() % 3 == 0) {

@@ -43,8 +43,8 @@ std::optional<ExecNumber> ExecTable::SetApart(GraphNumber graph) {
 std::optional<ExecNumber> ExecTable::Left(GroupNumber number) {
   Group& group = groups_.at(number);
   --group.graphs;
-  // What holds no graph is kept for the next one that has to be held, but there are never more of
-  // them than graphs.
+  // One that holds no graph stays for the next graph that needs one, but there are never more
+  // executables than graphs.
   std::optional<ExecNumber> useless;
   if (group.execs > group.graphs) useless = EmptyOne(number);
   if (useless) Destroyed(*useless);
@@ -62,7 +62,7 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
   const ExecNumber holder = *graph.held_by;
   Plan keep{.step = Step::kNone, .exec = holder};
   const Exec& held = execs_.at(holder);
-  // Of those beyond the limit each launch lets one go.
+  // Each launch lets one of those beyond the limit go.
   if (!Allows(CountedInAll(graph.group)) && uses_ - exceeded_ >= kLaunchesBeforeMore) {
     const std::vector<ExecNumber> counted = Counted(graph.group);
     const auto idle = std::ranges::find_if(counted, [&](ExecNumber exec) {
@@ -71,8 +71,8 @@ ExecTable::Plan ExecTable::PlanToKeep(const Graph& graph, const Conditions& now)
     if (idle != counted.end()) keep.destroy.push_back(*idle);
   }
   if (room_ || !held.updated || held.launches < kLongStay || now.in_use(holder)) return keep;
-  // Its launches may be under way, all of them: another one goes, and what is updated now is left
-  // for the next graph that comes.
+  // All its launches may be under way: another one goes, and the updated one is left for the next
+  // graph.
   Plan renew{.step = Step::kMake};
   const Group& group = groups_.at(graph.group);
   const std::vector<ExecNumber> counted = Counted(graph.group);
@@ -104,14 +104,14 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
   std::ranges::remove_copy_if(counted, std::back_inserter(idle), now.in_use);
   const auto of_group = [&](ExecNumber exec) { return execs_.at(exec).group == graph.group; };
   auto replaced = std::ranges::find_if(idle, [&](ExecNumber exec) {
-    return of_group(exec) && !execs_.at(exec).holds;  // nobody misses it
+    return of_group(exec) && !execs_.at(exec).holds;  // no graph needs it
   });
   if (replaced == idle.end() && !HasRoom(left, graph)) {
     if (room_) replaced = std::ranges::find_if(idle, of_group);
     if (replaced == idle.end()) replaced = idle.begin();
   }
   if (replaced != idle.end() && of_group(*replaced)) {
-    // Where there is one only, waiting for it would leave the device without work.
+    // With a single one, waiting for it would leave the device without work.
     const bool stays = !room_ && usual_stay_ > kLongStay - 1;  // an average comes near to it
     const bool is_the_only_one = room_.value_or(limit()) == 1;
     if (!stays || (is_the_only_one && now.running(*replaced))) {
@@ -122,13 +122,13 @@ ExecTable::Plan ExecTable::PlanToGet(const Graph& graph, const Conditions& now) 
     }
     idle.erase(replaced);
   }
-  // There are never more of a group than graphs: one that is about to be made may take a place.
+  // A group never has more than graphs: the new one may take a place.
   const Group& group = groups_.at(graph.group);
   if (plan.step == Step::kMake && group.execs - plan.destroy.size() >= group.graphs) {
     plan.destroy.push_back(EmptyOne(graph.group).value());
   }
-  // There may be more than the limit since a time when too many were in use; and one that goes may
-  // take less than one that comes.
+  // There may be more than the limit if too many were in use before, and one that goes may take
+  // less than the new one.
   for (const ExecNumber gone : plan.destroy) left.Remove(execs_.at(gone).bytes);
   const auto fits = [&] { return plan.step == Step::kMake ? HasRoom(left, graph) : Allows(left); };
   for (std::size_t i = 0; i < idle.size() && !fits(); ++i) {
@@ -218,7 +218,7 @@ void ExecTable::EndStay(const Exec& exec) {
   if (exec.launches != 0) usual_stay_ += kWeight * (exec.launches - usual_stay_);
 }
 
-void ExecTable::KeptAfterAll(ExecNumber exec) {
+void ExecTable::NotReplaced(ExecNumber exec) {
   execs_.at(exec).launches = 0;
   Used(exec);
 }

@@ -1,16 +1,16 @@
 // Which executable runs which captured graph.
 //
-// A captured graph is a template: it costs no device memory, and cannot run. An executable can run;
-// it costs device memory, and holds one graph at a time. Graphs of one group are so much alike that
-// an executable that holds one can be updated to hold another. This decides who gets which: it
-// plans a step, and is told when the step is done, so that a step that fails leaves it as it was.
+// A captured graph is a template: it costs no device memory, and cannot run. An executable can run,
+// costs device memory, and holds one graph at a time. Graphs of one group are so much alike that an
+// executable of one can be updated to hold another. This table decides which graph gets which
+// executable. It plans a step, and is told when that is done, so a failed step changes nothing.
 //
-// An update takes less of the CPU's time than making an executable anew, but what was updated runs
-// slower: by 0.1 to 0.6 us for each node whose grid or function has changed
-// (docs/graph_updates.md). So a graph that is replayed again and again gets one that was made for
-// it, and so does at once each graph of a program that has been staying with its graphs.
+// An update takes less CPU time than making an executable anew, but an updated one runs slower.
+// That is 0.1 to 0.6 us for each node whose grid or function has changed (docs/graph_updates.md).
+// So a graph that is replayed again and again gets one that was made for it. In a program that has
+// been staying with its graphs, each graph gets one at once.
 //
-// A budget of memory lets each graph in use keep its own, as long as all together fit into it.
+// With a budget of memory, each graph in use has its own as long as all together fit into it.
 //
 // Equations, for every group that may share (Check()):
 //   held_by[graph] = exec  <=>  holds[exec] = graph, and then both are of one group
@@ -34,82 +34,82 @@ enum class GraphNumber : uint32_t {};
 enum class GroupNumber : uint32_t {};
 enum class ExecNumber : uint32_t {};
 
-// Launches of one graph in a row, on one executable, for which it should have been made anew: by
-// then the slower launches have cost about as much.
+// After so many launches in a row, a graph's updated executable should have been made anew: by then
+// the slower launches have cost about as much.
 inline constexpr uint32_t kLongStay = 4;
-// The same where the device would run out of work meanwhile.
+// The same if the device would run out of work meanwhile.
 inline constexpr uint32_t kVeryLongStay = 16;
-// Launches before one more than the memory had room for is tried again, or one more than the limit
-// goes, which may be needed again: then what it takes, as long as a few of them, hardly counts.
+// After so many launches, one more executable than memory had room for is tried, and one beyond the
+// limit goes. Making it again, if needed, takes about as long as a few launches.
 inline constexpr uint32_t kLaunchesBeforeMore = 256;
 
 enum class GroupKind : uint8_t {
   kShared,
-  kAlone,  // one graph, which keeps an executable of its own that counts towards no limit
+  kAlone,  // one graph with an executable of its own, which counts towards no limit
 };
 
-// Each member either does all that it says or throws, for lack of memory, and changes nothing.
+// A member either does all that it says, or throws for lack of memory and changes nothing.
 class ExecTable {
  public:
   enum class Step : uint8_t { kNone, kUpdate, kMake };
-  // What lets a graph run.
+  // The step that lets a graph run.
   struct Plan {
     Step step = Step::kNone;
-    // That holds the graph, or that is to be updated.
+    // The executable that holds the graph, or is to be updated.
     std::optional<ExecNumber> exec = std::nullopt;
-    std::vector<ExecNumber> destroy = {};  // before it
+    std::vector<ExecNumber> destroy = {};  // before that
   };
 
-  // At most so many executables; nullopt: one for each group. More than so many as long as all take
-  // no more than `budget_bytes`. Both may be exceeded while executables are in use, and for
+  // At most `max_execs` executables, or one for each group (nullopt). There may be more while all
+  // take no more than `budget_bytes`. Both may be exceeded while executables are in use, and for
   // kLaunchesBeforeMore launches. pre: max_execs is not 0; without it there is no budget.
   explicit ExecTable(std::optional<std::size_t> max_execs, uint64_t budget_bytes = 0)
       : max_execs_(max_execs), budget_bytes_(budget_bytes) {}
 
   GroupNumber AddGroup(GroupKind kind);
-  // An executable of the graph takes about so many bytes, as do all of its group. pre: the group
+  // Adds a graph, whose executable takes about `bytes`, as do all of its group. pre: the group
   // exists; it has no graph yet if it is kAlone.
   GraphNumber Add(GroupNumber group, uint64_t bytes = 0);
-  // A group whose last graph goes is gone too. Returns the executable that is of no more use, if
-  // one is, and forgets it. Needs no memory.
+  // Removes a graph, and its group with the last one. Drops and returns the executable that is of
+  // no more use, if any. Needs no memory.
   std::optional<ExecNumber> Remove(GraphNumber graph);
 
-  // The graph is not like the others of its group after all: it goes to a new one. Returns as
-  // Remove(). pre: no executable holds it.
+  // Moves the graph to a new group, since it is unlike the others after all. Returns as Remove().
+  // pre: no executable holds it.
   std::optional<ExecNumber> SetApart(GraphNumber graph);
   GroupNumber GroupOf(GraphNumber graph) const { return graphs_.at(graph).group; }
   bool Contains(GroupNumber group) const { return groups_.contains(group); }
 
-  // What may be done with an executable now: asked only where the answer matters.
+  // What may be done with an executable now; called only if the answer matters.
   struct Conditions {
     // It must neither be updated nor destroyed. One that holds nothing, since its graph was
-    // removed, may be destroyed all the same: nobody can launch it.
+    // removed, may still be destroyed: nobody can launch it.
     std::function<bool(ExecNumber)> in_use;
-    // A launch of it has not ended: whoever destroys it has to wait, whoever updates it has not.
+    // A launch of it has not ended: destroying it has to wait for that, updating it has not.
     std::function<bool(ExecNumber)> running;
   };
   Plan PlanFor(GraphNumber graph, const Conditions& now) const;
-  // There was no memory for the one that the graph was to get. For kLaunchesBeforeMore launches
-  // there are to be no more than there are now; an executable of the group is updated before one of
-  // another group goes, and none goes for a faster one. Returns whether that is a lower limit than
-  // before, so that a new plan may help. Others make no room for one that is alone.
+  // There was no memory for the graph's executable. For kLaunchesBeforeMore launches there are to
+  // be no more than now: one of the group is updated before one of another group goes, and none
+  // goes for a faster one. Returns whether that lowers the limit, so that a new plan may help.
+  // Others make no room for an executable that is alone.
   bool OutOfMemory(GraphNumber graph);
-  // Whether its group lacks an executable, and may have one before any graph is in use: the budget
-  // is for those that are.
+  // Whether its group lacks an executable, and may have one before any graph is in use. The budget
+  // is only for graphs in use.
   bool MayHaveFirst(GraphNumber graph) const;
 
-  // A step was done: the executable that was used last holds the graph, and what held it nothing.
+  // A step was done: the executable used last holds the graph, and the one before holds nothing.
   ExecNumber Made(GraphNumber graph);
   void Updated(ExecNumber exec, GraphNumber graph);
   void Used(ExecNumber exec);
-  // The graph that it holds is launched.
+  // Its graph is launched.
   void Launched(ExecNumber exec);
   void Destroyed(ExecNumber exec);
-  // None could be made in its place: that is not planned again before it has had another long stay.
-  void KeptAfterAll(ExecNumber exec);
+  // No other one could be made in its place: that is not planned again before another long stay.
+  void NotReplaced(ExecNumber exec);
 
-  // Whether no graph will lose what holds it to another, as long as none is added: each has one, or
-  // may, and that was made for it.
+  // Whether no graph will lose its executable to another while none is added: each has one that was
+  // made for it, or may have.
   bool AllKeepTheirs() const {
     return updated_ == 0 && (execs_.size() == graphs_.size() || Allows(wanted_));
   }
@@ -134,15 +134,15 @@ class ExecTable {
     GroupNumber group;
     uint64_t bytes = 0;
     std::optional<GraphNumber> holds;
-    bool updated = false;   // not made for what it holds
-    uint32_t launches = 0;  // since it holds that
-    uint64_t used = 0;      // a number that is larger the later it was
+    bool updated = false;   // not made for its graph
+    uint32_t launches = 0;  // since it holds its graph
+    uint64_t used = 0;      // a number that grows with each use of any
   };
 
   bool MayShare(GroupNumber group) const { return groups_.at(group).kind == GroupKind::kShared; }
-  // How many there may be whatever they take.
+  // The limit on their number, whatever they take.
   std::size_t limit() const { return max_execs_.value_or(room_.value_or(1)); }
-  // So many executables, which take so much in all.
+  // A number of executables and the bytes that they take.
   struct Total {
     std::size_t count = 0;
     uint64_t bytes = 0;
@@ -162,21 +162,21 @@ class ExecTable {
     if (room_ && execs.count > *room_) return false;
     return execs.count <= limit() || (budget_bytes_ != 0 && execs.bytes <= budget_bytes_);
   }
-  // Whether there may be one for the graph beside them.
+  // Whether there may be one more, for the graph.
   bool HasRoom(Total execs, const Graph& graph) const {
     execs.Add(graph.bytes);
     return Allows(execs);
   }
-  // The executables that the limit on those of `group` counts, longest unused first; and in all.
+  // The executables that count towards the limit for `group`, longest unused first; and in all.
   std::vector<ExecNumber> Counted(GroupNumber group) const;
   Total CountedInAll(GroupNumber group) const {
     return {max_execs_ || room_ ? taken_.count : groups_.at(group).execs, taken_.bytes};
   }
   Plan PlanToKeep(const Graph& graph, const Conditions& now) const;
   Plan PlanToGet(const Graph& graph, const Conditions& now) const;
-  // A graph has left the group, which is gone with the last one. Returns as Remove().
+  // A graph has left the group, which goes with its last one. Returns as Remove().
   std::optional<ExecNumber> Left(GroupNumber number);
-  // Of the group's that hold nothing the longest unused.
+  // The longest unused of the group's that hold nothing.
   std::optional<ExecNumber> EmptyOne(GroupNumber group) const;
   void EndStay(const Exec& exec);
 
@@ -190,10 +190,10 @@ class ExecTable {
   std::unordered_map<ExecNumber, Exec> execs_;
   uint64_t uses_ = 0;
   uint64_t exceeded_ = 0;  // uses_ when one more than the limit was made last
-  // How many there were when the memory was full. invariant: 0 < room_.
+  // How many there were when memory ran out. invariant: 0 < room_.
   std::optional<std::size_t> room_;
   uint32_t launches_in_room_ = 0;
-  // How many launches in a row graphs have had of late, on average.
+  // The recent average of launches in a row of one graph.
   double usual_stay_ = 0;
   uint32_t next_group_ = 0;
   uint32_t next_graph_ = 0;

@@ -1,5 +1,5 @@
-// cudagraph_pool._core: the core on numbers, for machines with neither torch nor a GPU. Conversions
-// only; what the members do is said in core/pool_set.h and driver/number_driver.h.
+// cudagraph_pool._core: the core on numbers, for machines with neither torch nor a GPU. It only
+// converts; core/pool_set.h and driver/number_driver.h say what the members do.
 #include <pybind11/pybind11.h>
 
 #include <cstdint>

@@ -26,24 +26,24 @@ struct py::detail::type_caster<cgp::ExecCache::Stats> : cgp::PlainCaster<cgp::Ex
 
 namespace cgp {
 
-// Nobody may ask the cache with the GIL: who asks it may wait for the device, and that for a
+// The cache must be asked without the GIL: it may wait for the device, which may wait for a
 // callback in Python.
 static py::object RunWithExec(SharedGraph& graph, const py::function& function) {
   const auto without_gil = [&](void (SharedGraph::*step)()) {
     const py::gil_scoped_release no_gil_now;
     (graph.*step)();
   };
-  without_gil(&SharedGraph::Lend);
+  without_gil(&SharedGraph::Lease);
   const auto result = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(function.ptr()));
   if (!result) {
     const py::error_already_set error;
     try {
-      without_gil(&SharedGraph::TakeBack);
-    } catch (const std::exception&) {  // it is back all the same, and the first error says more
+      without_gil(&SharedGraph::Return);
+    } catch (const std::exception&) {  // the lease has ended, and the first error says more
     }
     throw error;
   }
-  without_gil(&SharedGraph::TakeBack);
+  without_gil(&SharedGraph::Return);
   return result;
 }
 

@@ -1,5 +1,5 @@
-// The adapter, for Python: cudagraph_pool._torch_2_11 and so on, one for each release of torch. No
-// logic: what is decided is decided in csrc/torch or in the package.
+// The adapter for Python: cudagraph_pool._torch_2_11 and so on, one for each release of torch. It
+// has no logic: csrc/torch or the package decides.
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ namespace {
 using c10::DeviceIndex;
 using cgp::PoolId;
 
-// Those of `device` that were made.
+// The pools of `device` that exist.
 std::vector<cgp::DevicePools*> PoolsOf(DeviceIndex device) {
   std::vector<cgp::DevicePools*> made;
   for (const cgp::PoolsOwner owner : cgp::kPoolsOwners) {
@@ -87,7 +87,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return py::dict("disabled"_a = stopped, "mempool"_a = mempools,
                     "older_pool"_a = Counts().bases - stopped - mempools);
   });
-  // The most that pools have had at once: reserved bytes, and allocated ones.
+  // The peaks of all pools together: reserved bytes, and allocated ones.
   m.def("most_bytes", [](DeviceIndex device) {
     std::pair<uint64_t, uint64_t> most;
     for (cgp::DevicePools* const pools : PoolsOf(device)) {

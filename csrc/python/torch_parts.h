@@ -5,15 +5,14 @@
 
 namespace cgp {
 
-// ExecCache, SharedGraph: a file of their own, since the header of torch.cuda.CUDAGraph is long to
-// compile.
+// ExecCache, SharedGraph: a file of their own, since torch.cuda.CUDAGraph's header compiles slowly.
 void BindExecs(pybind11::module_& m);
 
 // read_weights: where the parameters and buffers of modules are.
 void BindWeights(pybind11::module_& m);
 
-// blas_workspaces, hold_workspaces, make_stream: what cuBLAS computes in on which stream, what keeps
-// that for graphs, and streams that torch has not given to anybody.
+// blas_workspaces, hold_workspaces, make_stream: cuBLAS's workspaces by stream, what holds them for
+// graphs, and streams that torch has given to nobody.
 void BindWorkspaces(pybind11::module_& m);
 
 }  // namespace cgp

@@ -12,17 +12,17 @@ namespace py = pybind11;
 namespace cgp {
 namespace {
 
-// 0 for a tensor without storage of its own: one that is sparse, or wraps other tensors.
+// 0 for a tensor without storage of its own: a sparse one, or one that wraps other tensors.
 uintptr_t AddressOf(const at::Tensor& tensor) {
   const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
   if (!impl.has_storage() || impl.unsafe_storage().data() == nullptr) return 0;
-  if (impl.key_set().has(c10::DispatchKey::NestedTensor)) return 0;  // it has no one offset
+  if (impl.key_set().has(c10::DispatchKey::NestedTensor)) return 0;  // it has several offsets
   const auto begin = reinterpret_cast<uintptr_t>(impl.unsafe_storage().data());
   return begin + static_cast<uintptr_t>(impl.storage_offset()) * impl.itemsize();
 }
 
-// Reads where parameters and buffers are, and which flags they and their modules have. It is asked
-// before each replay, so the answers are bytes: they are compared as part of one key.
+// Reads the addresses of parameters and buffers, and the flags of them and their modules. Each
+// replay asks first, so the answers are bytes: they are compared as part of one key.
 std::pair<py::bytes, py::bytes> ReadWeights(const py::list& tensors, const py::list& attributes) {
   static PyObject* const training = PyUnicode_InternFromString("training");
   std::string addresses;

@@ -23,7 +23,7 @@ uintptr_t MakeStream(c10::DeviceIndex device) {
   return reinterpret_cast<uintptr_t>(stream);
 }
 
-// What keeps them as long as it lives.
+// What holds them as long as it lives.
 py::capsule Hold(uintptr_t stream) {
   using All = decltype(HoldWorkspaces(stream));
   auto all = std::make_unique<All>();

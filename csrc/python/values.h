@@ -1,5 +1,5 @@
-// The core's values as both modules show them: ids of pools as pairs, of pages and streams as
-// integers, a piece as a tuple, what a capture took as a dict.
+// The core's values as both modules show them. Ids of pools are pairs, ids of pages and streams are
+// integers, a piece is a tuple, and what a capture took is a dict.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -45,7 +45,7 @@ inline pybind11::dict ToPlain(const CaptureStats& capture) {
       "allocations"_a = capture.allocations);
 }
 
-// Python gets what ToPlain() makes of a value, and gives ids likewise.
+// Python gets what ToPlain() makes of a value, and passes ids likewise.
 template <typename Value>
 struct PlainCaster {
   using Plain = decltype(ToPlain(std::declval<Value>()));

@@ -31,15 +31,15 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = {
     "known-again": "what comes behind the same sizes as in an earlier scope goes where it lay then",
     "known-alike": "a block goes where one of as many pages lay in this scope",
-    "ring": "what takes turns with its like lies in a ring of its own",
+    "ring": "what alternates with its like lies in a ring of its own",
     "slack": "a block may take a page more, unless much is wasted",
     "no-slack": "but not where a 40th of the most that ever lived is wasted",
     "large-handles": "new pages come in handles of a 56th of the pool and half the block at most",
-    "edges": "a block begins in the edge of a page once there are many edges",
+    "partial": "a block begins in a partly used page once there are many of these",
     "extend-back": "a range is extended behind its end",
     "extend-front": "a range is extended before its start",
     "small-stitched": "a block below a page is stitched before a new page is made for it",
-    "lending": "a stream that made the pool grow lends no more to one that gave nothing back",
+    "leases": "a stream gives no more leases to one that returned nothing while the pool grew",
     "made-ahead": "a pool that several streams grow is given up to a 128th of its pages ahead",
 }
 SEED = 5_301_000  # of programs that nothing was tuned on
@@ -128,10 +128,9 @@ def main() -> None:
     options = parser.parse_args()
     chosen = [rule for rule in RULES if not options.only or any(o in rule for o in options.only)]
     taken = [rules for count in range(3) for rules in combinations(chosen, count)]
-    folder = str(ROOT / "build/ablation")
-    subprocess.run(["cmake", "-S", ROOT, "-B", folder], stdout=sys.stderr, check=True)
-    make = ["cmake", "--build", folder, f"-j{options.jobs}", "-t", "cgp_ablation"]
-    subprocess.run(make, stdout=sys.stderr, check=True)
+    subprocess.run(["cmake", "-B", "build/ablation"], cwd=ROOT, stdout=sys.stderr, check=True)
+    make = ["cmake", "--build", "build/ablation", f"-j{options.jobs}", "-t", "cgp_ablation"]
+    subprocess.run(make, cwd=ROOT, stdout=sys.stderr, check=True)
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
         write_traces(texts := Path(directory), texts / "json")
         found = dict(zip(taken, pool.map(lambda r: measure(texts, r), taken), strict=True))

@@ -336,10 +336,10 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
     Complain("asked the driver for ", new_pages, " pages where ", most_new, " do");
   }
   // One more saves mappings; two would not. (What comes behind the same sizes as before lies where
-  // it lay then, whatever that takes now.) A page amid a handle of several is no edge that could hold the
-  // remainder, whatever is free of it: where there are such handles, a page for the remainder is
-  // always right. And a page may be whole, rather than an edge, only since work has gone on that
-  // the pool has not asked about.
+  // it lay then, whatever that takes now.) A page amid a handle of several is no partial that could
+  // hold the remainder, whatever is free of it: where there are such handles, a page for the
+  // remainder is always right. And a page may be whole, rather than a partial, only since work has
+  // gone on that the pool has not asked about.
   const bool one_page_handles =
       host_.usage().handles * setup_.page_bytes == host_.usage().physical_bytes;
   const uint64_t ideal =

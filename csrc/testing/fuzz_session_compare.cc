@@ -116,8 +116,8 @@ void FuzzSession::CompareSnapshot(PoolId id) {
       const auto after = ranges.upper_bound(address);
       if (after == ranges.begin()) Complain("a block outside of all ranges");
       const PoolSnapshot::Range& range = *std::prev(after)->second;
-      const uint64_t slot = (address - range.address) / setup_.page_bytes;
-      if (slot >= range.pages.size() || range.pages[slot] != piece.page) {
+      const uint64_t vpage = (address - range.address) / setup_.page_bytes;
+      if (vpage >= range.pages.size() || range.pages[vpage] != piece.page) {
         Complain("the snapshot maps another page at ", address);
       }
       address += piece.length_bytes;
@@ -129,8 +129,8 @@ void FuzzSession::ComparePeers() {
   if (!peers_settled_) return;
   for (const PoolId id : set_.ids()) {
     for (const auto& range : set_.Snapshot(id).ranges) {
-      for (uint64_t slot = 0; slot < range.pages.size(); ++slot) {
-        const auto place = watch_.At(range.address + slot * setup_.page_bytes);
+      for (uint64_t vpage = 0; vpage < range.pages.size(); ++vpage) {
+        const auto place = watch_.At(range.address + vpage * setup_.page_bytes);
         if (!place || !place->accessible || place->peers != watch_.peers()) {
           Complain("a page of ", ToString(id), " lacks access for a peer");
         }

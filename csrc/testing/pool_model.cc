@@ -96,8 +96,8 @@ bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamI
     if (fence.owner == stream && !fence.used_by_others) {
       return fence.in_sole_capture && dag_.ProvesBehind(stream, fence.nodes);
     }
-    const bool lent = fence.used_by_others || !pool.may_refuse.contains({fence.owner, stream});
-    return lent && fence.in_one_capture && fence.promised && pool.seen.size() > 1 &&
+    const bool leased = fence.used_by_others || !pool.may_refuse.contains({fence.owner, stream});
+    return leased && fence.in_one_capture && fence.promised && pool.seen.size() > 1 &&
            dag_.ProvesBehind(stream, fence.nodes) && dag_.ProvesBehind(stream, fence.late);
   }
   const bool own = fence.promised_at_once && fence.owner == stream;

@@ -11,7 +11,7 @@
 // In captures both follow from what the program captured (docs/design.md §5). Promised is less than
 // safe: a programmatic edge anywhere before a stream proves nothing; what is freed before a second
 // stream has been seen in a scope may be fenced by where the first one stands then, or held until
-// the scope ends; a stream that takes pages that nobody had in the scope may lend nothing more to
+// the scope ends; a stream that takes pages that nobody had in the scope may lease nothing more to
 // those that there are; where there are several captures in a scope, a stream may have used a block
 // in another one than it is part of when that is freed; and what is freed, or was used, while a
 // stream of its is in no valid capture, or is freed by another thread than the one that began the
@@ -103,7 +103,7 @@ class PoolModel {
     // No more, but for a block that comes again while its like lives.
     uint64_t most_new() const { return least_new() > 0 ? least_new() + beyond : 0; }
   };
-  // `kept`: what the pool keeps for blocks that take turns, which others get only where nothing
+  // `kept`: what the pool keeps for blocks that alternate, which others get only where nothing
   // else is left.
   Need NeedOf(PoolId id, uint64_t bytes, StreamId stream,
               const std::vector<PhysicalPiece>& kept = {}) const;

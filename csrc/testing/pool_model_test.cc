@@ -18,7 +18,6 @@ constexpr PoolId kPool{0, 1};
 constexpr StreamId kA{1};
 constexpr StreamId kB{2};
 constexpr StreamId kC{3};
-constexpr StreamId kD{4};
 constexpr uint64_t kPage = 4096;
 
 // Blocks come and go at the start of pages, in a scope with two streams.

@@ -29,7 +29,7 @@ struct Script {
 std::string NameOf(const testing::TestParamInfo<Script>& one) { return one.param.name; }
 
 const Script kRegressions[] = {
-    // Another stream's view forgot only what was taken, and learned its neighbours twice.
+    // Another stream's free list lost only what was taken, and got its neighbours twice.
     {"NeighboursOfTakenBytes",
      "BeginCapture, Allocate 1 1 541, Allocate 2 2 964, Free 0 2, Allocate 2 3 971"},
     // Address 0 marked an empty place of a hash table, and was found there.

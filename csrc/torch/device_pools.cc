@@ -101,8 +101,8 @@ uint64_t DevicePools::Trim(Base* base, std::optional<PoolId> only) {
     const RelaxedCaptureMode relaxed;
     bytes = set.Trim(only);
   } catch (const DriverError& error) {
-    // Somebody captures without torch, or another thread is just ending a capture: the device
-    // cannot be waited for. What is of no use goes the next time.
+    // Somebody captures without torch, or another thread is just ending a capture, so the device
+    // cannot be waited for. A later Trim() gives the memory back.
     if (error.code() != cudaErrorStreamCaptureUnsupported) throw;
   }
   if (base != nullptr) stats.AfterChange(*base);

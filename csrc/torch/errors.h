@@ -1,5 +1,5 @@
-// Errors: what the base may lack, and errors of callbacks. Those of the core and the driver go to
-// torch as they are: Python sees a RuntimeError.
+// What to do about errors: what the base may lack, and errors of callbacks. Errors of the core and
+// the driver go to torch as they are: Python sees a RuntimeError.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,9 +9,9 @@
 
 namespace cgp {
 
-// What `ask`, a question to the base, says, or `otherwise` if the base does not support it, as
-// CUDAPluggableAllocator supports neither statistics nor fractions. It says so by a c10::Error,
-// torch's plain one for errors of any kind; what CUDA says goes on.
+// Returns what `ask`, a question to the base, returns, or `otherwise` if the base does not support
+// it: CUDAPluggableAllocator has neither statistics nor fractions. It says so by a plain
+// c10::Error, torch's for errors of any kind; errors of CUDA are thrown on.
 template <typename Function, typename... Otherwise>
 auto IfSupported(const Function& ask, Otherwise... otherwise) -> decltype(ask()) {
   try {
@@ -23,8 +23,8 @@ auto IfSupported(const Function& ask, Otherwise... otherwise) -> decltype(ask())
   }
 }
 
-// Runs what tells others of something that has happened and cannot be undone: an error of theirs
-// becomes a warning, which says that `whose` failed.
+// Runs what tells others of something that has happened and cannot be undone. Their error becomes a
+// warning, which says that `whose` failed.
 template <typename Function>
 void WithWarnings(const char* whose, const Function& function) noexcept {
   try {
@@ -39,7 +39,7 @@ void WithWarnings(const char* whose, const Function& function) noexcept {
   }
 }
 
-// The same for what torch does not ask for, or cannot be told the error of: it is tried once more.
+// The same, tried twice, for what torch does not ask for, or cannot be told the error of.
 template <typename Function>
 void TryTwice(const char* what, const Function& function) noexcept {
   bool done = false;
@@ -51,8 +51,8 @@ void TryTwice(const char* what, const Function& function) noexcept {
   }
 }
 
-// Runs a step that may fail. Where it does, `undo` takes back what was done before it: what that
-// throws itself is dropped.
+// Runs a step. If it throws, `undo` takes back what was done before it; an error of `undo` is
+// dropped.
 template <typename Step, typename Undo>
 decltype(auto) OrUndo(const Step& step, const Undo& undo) {
   try {

@@ -1,5 +1,5 @@
 // Allocating, freeing and running out, and what differs from the base only for our pointers and
-// pools. What is the base's alone stands in the header.
+// pools. The header has what only the base does.
 #include "torch/graph_allocator.h"
 
 #include <c10/core/impl/GPUTrace.h>
@@ -13,12 +13,12 @@
 #include "torch/install.h"
 #include "torch/runtime.h"
 
-// Texts are put together before torch's macros get them: given several parts these format them with
-// std::ostream, which crashes in a module that a compiler linked with a libstdc++ of its own.
+// Texts are put together before torch's macros get them: these format several parts with
+// std::ostream, which crashes in a module whose compiler linked a libstdc++ of its own.
 namespace cgp {
 namespace {
 
-// Memory as torch gets it in pools.
+// Memory of pools, as torch gets it.
 DataPtr ToData(void* pointer, DeviceIndex device) {
   return {pointer, pointer, &GraphAllocator::FreeMemory, c10::Device(c10::kCUDA, device)};
 }
@@ -26,8 +26,8 @@ DataPtr ToData(const Block& block, DeviceIndex device) {
   return ToData(reinterpret_cast<void*>(block.address), device);
 }
 
-// Whether the driver mapped what `pointer` points to, for whoever: memory of a pool that no block
-// has (any more) is as little cudaMalloc's as that of a live one, and a graph may still use it.
+// Whether the driver has mapped `pointer`. Memory of a pool without a live block is no memory of
+// cudaMalloc either, and a graph may still use it.
 bool IsMapped(const void* pointer) {
   const auto has_it = [&](DevicePools& pools) {
     return pools.set.HasReserved(reinterpret_cast<Address>(pointer));
@@ -36,17 +36,17 @@ bool IsMapped(const void* pointer) {
       kPoolsOwners, [&](PoolsOwner owner) { return DevicePools::FindFirst(owner, has_it); });
 }
 
-// Checkpoints are how torch.compile's graph trees go back to the end of an earlier graph, to record
+// With checkpoints torch.compile's graph trees go back to the end of an earlier graph, to record
 // another one from there.
 struct CheckpointOfOurs final : cca::AllocatorState {
   PoolId id;
   PoolCheckpoint checkpoint;
-  // The pool's annex, if it was in use, and the base's checkpoint of it.
-  std::optional<MempoolId_t> annex;
-  std::shared_ptr<cca::AllocatorState> of_annex;
+  // The pool's side pool, if it was in use, and the base's checkpoint of it.
+  std::optional<MempoolId_t> side_pool;
+  std::shared_ptr<cca::AllocatorState> of_side_pool;
 };
 
-// Nothing if the memory does not suffice.
+// nullopt if memory does not suffice.
 std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
   try {
     return pools.set.Allocate(request.id, request.bytes, request.stream, request.capture,
@@ -62,7 +62,7 @@ std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
 }  // namespace
 
 GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
-  for (DevicePools* pools : DevicePools::All()) pools->stats.ForgetBase();
+  for (DevicePools* pools : DevicePools::All()) pools->stats.DropBase();
   instance_.store(this, std::memory_order_release);
 }
 
@@ -88,12 +88,12 @@ DataPtr GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream,
     return memory;
   } catch (c10::OutOfMemoryError& error) {
     const DeviceIndex device = CurrentDevice();
-    const auto lent = target ? std::nullopt : Lend(bytes, device, ask_stream(device));
-    if (!lent) {
+    const auto owned = target ? std::nullopt : AllocateOnOom(bytes, device, ask_stream(device));
+    if (!owned) {
       AddPools(error, device);
       throw;
     }
-    return ToData(lent->block, device);
+    return ToData(owned->block, device);
   }
 }
 
@@ -117,7 +117,7 @@ DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
   if (bytes != 0) {
     const DeviceIndex device = CurrentDevice();
     const auto target = routes_.Match(device, CurrentStream(device));
-    // The base's memory is no way out: it would not be kept for the graph.
+    // The base's memory cannot serve it: it would not stay for the graph.
     TORCH_CHECK(
         !target || target->pools == nullptr,
         "graph pool " + ToString(target ? target->id : PoolId{}) +
@@ -146,7 +146,7 @@ Block GraphAllocator::AllocateInPool(const Target& target, size_t bytes, cudaStr
       return *block;
     }
   }
-  // Somebody wants to know of it, the base has grown, or room has to be made.
+  // Others want to know of it, the base has grown, or room has to be made.
   const History::Telling telling(history_);
   History::Context context = history_.Gather(History::When::STATE);
   for (bool first = true;; first = false) {
@@ -154,8 +154,8 @@ Block GraphAllocator::AllocateInPool(const Target& target, size_t bytes, cudaStr
       Announce(base_, {&pools, request.id, *block}, std::move(context));
       return *block;
     }
-    // Nothing may be unmapped, freed or waited for while a capture is under way, be it another
-    // thread's.
+    // While a capture is under way, be it another thread's, nothing may be unmapped, freed or
+    // waited for.
     const bool captures = target.kind == ScopeKind::kCapture || routes_.capturing();
     if (!first || captures) ThrowOutOfMemory(base_, pools, request);
     scopes_.TryTrim(pools.device);
@@ -166,9 +166,9 @@ Block GraphAllocator::AllocateInPool(const Target& target, size_t bytes, cudaStr
 
 std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Request& request) {
   pools.stats.BeforeChange(base_);
-  // Ends before room is made: what other pools give back then is not this one's.
+  // Ends before room is made: what other pools give back then is not for this one.
   const History::Purpose purpose(request.id, request.stream);
-  MeteredDriver::ForgetRefusals();
+  MeteredDriver::ClearRefusals();
   std::optional<Block> block = TryAllocate(pools, request);
   if (!block && MeteredDriver::LimitRefused()) {
     pools.stats.CatchUp(base_);
@@ -177,28 +177,28 @@ std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Reques
   return block;
 }
 
-std::optional<DevicePools::Owned> GraphAllocator::Lend(size_t bytes, DeviceIndex device,
-                                                       cudaStream_t stream) {
-  if (IsCapturing(stream)) return std::nullopt;  // no graph would keep it
+std::optional<DevicePools::Owned> GraphAllocator::AllocateOnOom(size_t bytes, DeviceIndex device,
+                                                                cudaStream_t stream) {
+  if (IsCapturing(stream)) return std::nullopt;  // no graph would hold it
   const History::Telling telling(history_);
   History::Context context = history_.Gather(History::When::STATE);
   try {
-    auto lent = scopes_.Lend(device, [&](DevicePools& pools, const Target& lender) {
+    auto owned = scopes_.AllocateOnOom(device, [&](DevicePools& pools, const Target& target) {
       return TryWatched(pools,
-                        {lender.id, bytes, ToStreamId(stream), kNoCapture, lender.whole_pages});
+                        {target.id, bytes, ToStreamId(stream), kNoCapture, target.whole_pages});
     });
-    if (lent) Announce(base_, *lent, std::move(context));
-    return lent;
+    if (owned) Announce(base_, *owned, std::move(context));
+    return owned;
   } catch (const DriverError&) {
-    return std::nullopt;  // the base's error is the one to know
+    return std::nullopt;  // the base's error is the one to report
   }
 }
 
 void GraphAllocator::FreeMemory(void* pointer) noexcept {
-  // A destructor called this and cannot throw.
+  // A destructor has called this, and cannot throw.
   bool freed = false;
   TryTwice("freeing memory", [&] {
-    // Pools are only made by an allocator.
+    // Only an allocator makes pools.
     GraphAllocator& allocator = *Find();
     if (freed || pointer == nullptr || FreeAnnounced(allocator.base_, pointer)) return;
     freed = true;  // as far as it is ours to do
@@ -229,7 +229,7 @@ void GraphAllocator::emptyCache(MempoolId_t id) {
 
 void GraphAllocator::init(int device_count) {
   base_.init(device_count);
-  // Who installs us by change_current_allocator() does not tell c10, which torch.accelerator asks.
+  // change_current_allocator() does not tell c10, which torch.accelerator asks.
   if (cca::get() == this) RegisterWithC10(*this);
 }
 
@@ -237,7 +237,7 @@ DeviceStats GraphAllocator::getDeviceStats(DeviceIndex device) {
   DevicePools* const pools = DevicePools::Find(device);
   if (pools == nullptr) return base_.getDeviceStats(device);
   DeviceStats stats = pools->stats.Get(base_);
-  scopes_.annexes().Rename(stats);
+  scopes_.side_pools().Rename(stats);
   return stats;
 }
 
@@ -249,18 +249,19 @@ cca::SnapshotInfo GraphAllocator::snapshot(MempoolId_t id, bool include_traces) 
     if (all) ours.emplace_back(pools, std::nullopt);
     if (only) ours.emplace_back(pools, only->id);
   }
-  // Asked for one pool of ours, the base is asked for its annexes and the rest of the answer, under
-  // an id that no pool has.
+  // For one pool of ours, the base is asked for its side pools, and for the rest of the answer
+  // under an id that no pool has.
   const bool one_of_ours = !all && !ours.empty();
   auto info = base_.snapshot(one_of_ours ? MempoolId_t{~0ULL, ~0ULL} : id, include_traces);
   for (const auto& [pools, only] : ours) {
-    if (const auto annex = only ? scopes_.annexes().Find(pools->device, *only) : std::nullopt) {
-      auto segments = base_.snapshot(*annex, false).segments;
+    if (const auto side_pool =
+            only ? scopes_.side_pools().Find(pools->device, *only) : std::nullopt) {
+      auto segments = base_.snapshot(*side_pool, false).segments;
       std::ranges::move(segments, std::back_inserter(info.segments));
     }
     pools->AppendSegments(only, history_, info.segments);
   }
-  scopes_.annexes().Rename(info);
+  scopes_.side_pools().Rename(info);
   if (include_traces) history_.MergeInto(info.device_traces);
   return info;
 }
@@ -278,8 +279,8 @@ bool GraphAllocator::checkPoolLiveAllocations(DeviceIndex device, MempoolId_t id
   for (const PoolSnapshot::LiveBlock& live : ours->pools->set.Snapshot(ours->id).blocks) {
     if (rest.erase(reinterpret_cast<void*>(live.block.address)) == 0) return false;
   }
-  const auto annex = scopes_.annexes().Find(device, ours->id);
-  return annex ? base_.checkPoolLiveAllocations(device, *annex, rest) : rest.empty();
+  const auto side_pool = scopes_.side_pools().Find(device, ours->id);
+  return side_pool ? base_.checkPoolLiveAllocations(device, *side_pool, rest) : rest.empty();
 }
 
 cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
@@ -290,7 +291,7 @@ cca::ShareableHandle GraphAllocator::shareIpcHandle(void* pointer) {
   return base_.shareIpcHandle(pointer);
 }
 
-// `device` is let into the memory of `peer`.
+// Lets `device` into the memory of `peer`.
 void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
   base_.enablePeerAccess(device, peer);
   try {
@@ -298,8 +299,8 @@ void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
       DevicePools::For(peer, owner).set.EnablePeer(device);
     }
   } catch (const DriverError&) {
-    // A device that cannot map memory has no pools. One that cannot reach the peer was refused by
-    // the base.
+    // A device that cannot map memory has no pools. The base has refused one that cannot reach the
+    // peer.
     if (DevicePools::Find(peer) != nullptr) throw;
   }
 }
@@ -307,7 +308,7 @@ void GraphAllocator::enablePeerAccess(DeviceIndex device, DeviceIndex peer) {
 cudaError_t GraphAllocator::memcpyAsync(void* destination, int destination_device,
                                         const void* source, int source_device, size_t bytes,
                                         cudaStream_t stream, bool p2p_enabled) {
-  // Without peer access the plain copy works only between what cudaMalloc made.
+  // Without peer access the plain copy works only for memory of cudaMalloc.
   if (!p2p_enabled && destination_device != source_device &&
       (IsMapped(destination) || IsMapped(source))) {
     return cudaMemcpyPeerAsync(destination, destination_device, source, source_device, bytes,
@@ -338,8 +339,8 @@ std::shared_ptr<cca::AllocatorState> GraphAllocator::getCheckpointState(DeviceIn
   const auto state = std::make_shared<CheckpointOfOurs>();
   state->id = ours->id;
   state->checkpoint = ours->pools->set.Checkpoint(ours->id);
-  state->annex = scopes_.annexes().Find(device, ours->id);
-  if (state->annex) state->of_annex = base_.getCheckpointState(device, *state->annex);
+  state->side_pool = scopes_.side_pools().Find(device, ours->id);
+  if (state->side_pool) state->of_side_pool = base_.getCheckpointState(device, *state->side_pool);
   return state;
 }
 
@@ -359,16 +360,16 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   }
   DevicePools& pools = DevicePools::For(device);
   const History::Telling telling(history_);
-  // Trees go back after a graph that failed too.
+  // Trees also go back after a failed graph.
   scopes_.EndFailed(device, {ours->id.first, ours->id.second});
-  // Asked first, as the base could refuse only when ours has been restored.
-  TORCH_CHECK(!ours->annex || ours->annex == scopes_.annexes().Find(device, ours->id),
+  // This comes first: the base could refuse only after ours has been restored.
+  TORCH_CHECK(!ours->side_pool || ours->side_pool == scopes_.side_pools().Find(device, ours->id),
               "the checkpoint is of graph pool " + ToString(ours->id) +
                   " as it was before all its graphs were reset: take another one");
   pools.stats.BeforeChange(base_);
-  // No other thread may use the pool now: torch goes back in it. The base goes first, since what it
-  // throws then leaves ours as it was.
-  if (ours->annex) restore_in_base(ours->of_annex);
+  // No other thread may use the pool now, since torch goes back in it. The base goes first: if it
+  // throws, ours is as it was.
+  if (ours->side_pool) restore_in_base(ours->of_side_pool);
   std::vector<void*>& freed = delta.ptrs_freed;
   std::vector<DataPtr>& allocated = delta.dataptrs_allocd;
   const auto restore = [&] {
@@ -376,7 +377,7 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
     allocated.reserve(allocated.size() + ours->checkpoint.blocks.size());
     return pools.set.Restore(ours->id, ours->checkpoint);
   };
-  // What goes wrong now may not free what the caller's tensors still have.
+  // An error from here on must not free what the caller's tensors still have.
   const auto let_go = [&] {
     for (DataPtr& data : allocated) data.release_context();
   };

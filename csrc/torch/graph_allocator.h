@@ -1,14 +1,14 @@
-// What PyTorch sees as its CUDA allocator: graph captures allocate in our pools, everything else in
-// the base, the allocator that was installed before.
+// What PyTorch sees as its CUDA allocator. Graph captures allocate in our pools, all else in the
+// base, the allocator that was installed before.
 //
-// This only passes on what torch says: to CaptureScopes who allocates in which pool, to a device's
-// PoolSet what is allocated and freed, to what stands in observe/ whatever somebody wants to know,
-// and to the base all the rest. It has no lock.
+// This class only passes on what torch says. CaptureScopes hears who allocates in which pool, a
+// device's PoolSet what is allocated and freed, observe/ what others want to know, and the base all
+// the rest. It has no lock.
 //
-// Deleters. Eager memory keeps the base's, so that it is not touched. What is allocated in pools,
-// ours or the base's, carries FreeMemory(), which takes both kinds of pointers: torch compares
-// raw_deleter() with the deleters of all blocks in the pools of graph trees. The base must not see
-// it: native ignores the recordStream() of a DataPtr with another deleter than its own, silently.
+// Deleters. Eager memory has the base's deleter, and is not touched. Memory of pools, ours or the
+// base's, has FreeMemory(), which takes both kinds of pointers: torch compares raw_deleter() with
+// the deleters of all blocks in the pools of graph trees. The base must not see it: the native
+// allocator silently ignores recordStream() of a DataPtr with another deleter than its own.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -42,17 +42,17 @@ class GraphAllocator final : public CUDAAllocator {
   explicit GraphAllocator(CUDAAllocator& base);
   ~GraphAllocator() override;
 
-  // The process's one, or nullptr if none was made yet.
+  // The only one of the process, or nullptr if there is none yet.
   static GraphAllocator* Find() noexcept { return instance_.load(std::memory_order_acquire); }
 
   CUDAAllocator& base() const { return base_; }
 
-  // What of it is not torch's to say.
+  // For calls that do not come from torch.
   CaptureScopes& scopes() { return scopes_; }
   // Whether a capture route is open, of ours or of the base.
   bool capturing() const { return routes_.capturing(); }
 
-  // The deleter of DataPtrs. Never throws: it is called from destructors.
+  // The deleter of DataPtrs. Destructors call it, so it never throws.
   static void FreeMemory(void* pointer) noexcept;
 
   // c10::Allocator
@@ -159,11 +159,11 @@ class GraphAllocator final : public CUDAAllocator {
                                                           MempoolId_t id) override;
   cca::CheckpointDelta setCheckpointPoolState(DeviceIndex device,
                                               std::shared_ptr<cca::AllocatorState> state) override;
-  // Code that asks (torch.cuda.get_allocator_backend()) wants to know what works, and with us what
-  // works with the base does; is_enabled() is the question whether we are there.
+  // Code that asks (torch.cuda.get_allocator_backend()) wants to know what works, and all that
+  // works with the base works with us. is_enabled() says whether we are there.
   std::string name() override { return base_.name(); }
 
-  // Newer than 2.11, and so without `override`: see torch_version.h.
+  // Newer than 2.11, so without `override`: see torch_version.h.
 #if defined(__clang__)
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Winconsistent-missing-override"
@@ -185,16 +185,17 @@ class GraphAllocator final : public CUDAAllocator {
 #endif
 
  private:
-  // In one of our pools, if a route leads there; else what `ask_base` returns or, if that is routed
-  // to no pool and the base has none, what a MemPool of ours lends.
+  // Allocates in one of our pools, if a route leads there; else as `ask_base` does. If no route
+  // takes it and the base has no memory, a use_on_oom MemPool of ours is asked.
   template <typename AskStream, typename AskBase>
   DataPtr Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   Block AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream);
-  // Nothing if the memory does not suffice; MeteredDriver knows whether it is the fraction's. What
-  // the base has to be asked and told before is done.
+  // Allocates, with what the base has to be asked and told before. nullopt if memory does not
+  // suffice; MeteredDriver says whether the fraction is why.
   std::optional<Block> TryWatched(DevicePools& pools, const Request& request);
   // A block of a use_on_oom pool, for what no route takes and the base has no memory for.
-  std::optional<DevicePools::Owned> Lend(size_t bytes, DeviceIndex device, cudaStream_t stream);
+  std::optional<DevicePools::Owned> AllocateOnOom(size_t bytes, DeviceIndex device,
+                                                  cudaStream_t stream);
 
   CUDAAllocator& base_;
   CaptureScopes scopes_{kGraphAllocator, &base_};

@@ -12,11 +12,11 @@
 namespace cgp {
 namespace {
 
-// Orders those who put the allocator in and out.
+// Orders threads that install the allocator or take it out.
 std::mutex switch_mutex;
 
-// So that the base can have our unused memory before it gives up. It runs this whenever nothing in
-// its cache fits, with its lock held.
+// Gives the base our unused memory before it gives up. It calls this whenever its cache has nothing
+// that fits, with its lock held.
 class FreeUnusedPoolsCallback final : public c10::FreeMemoryCallback {
  public:
   bool Execute() override {
@@ -39,8 +39,8 @@ void RefuseWhileCapturing(const char* what) {
   bool capturing = allocator != nullptr && allocator->capturing();
   // Captures that began before we were installed are known only by their streams.
   for (c10::DeviceIndex device = 0; device < c10::cuda::device_count(); ++device) {
-    // Where nothing was done nothing captures, nor does the legacy stream ever. To ask would make a
-    // context on the current device, and the process may be about to choose another one.
+    // A device where nothing was done has no capture, and the legacy stream never captures. Asking
+    // would make a context on the current device, and the process may be about to choose another.
     if (!HasContext(device)) continue;
     const cudaStream_t stream = CurrentStream(device);
     capturing = capturing || (stream != nullptr && IsCapturing(stream));
@@ -65,8 +65,8 @@ std::shared_ptr<GraphAllocator> GetGraphAllocator() {
 }
 
 void RegisterWithC10(CUDAAllocator& allocator) {
-  // Releases differ in the priority that native registers with: 0, later 1. Equal ones replace each
-  // other.
+  // The native allocator registers with priority 0 in some releases, and with 1 in later ones.
+  // Equal priorities replace each other.
   c10::SetAllocator(c10::kCUDA, &allocator, 1);
 }
 

@@ -1,10 +1,11 @@
-// The C functions for torch.cuda.memory.CUDAPluggableAllocator: all memory from pools, and no base.
+// The C functions for torch.cuda.memory.CUDAPluggableAllocator: all memory comes from pools, and
+// there is no base.
 //
-// torch tells such an allocator nothing of captures unless its hooks are set. Without them memory
-// of a graph would be handed out again while the graph still needs it, so allocating during a
-// capture is refused; but for the segments of a torch.cuda.MemPool, which the native allocator asks
-// for and keeps. With the hooks (cudagraph_pool.pluggable_allocator() sets them) each pool of
-// torch's is one of ours, and only eager memory comes from the pool that is always open.
+// Without its hooks, torch tells such an allocator nothing of captures: memory of a graph would be
+// handed out again while the graph still needs it. So allocating in a capture is refused, except
+// for segments of a torch.cuda.MemPool, which the native allocator asks for and holds. With the
+// hooks, which cudagraph_pool.pluggable_allocator() sets, each pool of torch's is one of ours, and
+// only eager memory comes from the pool that is always open.
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <cuda_runtime_api.h>
 
@@ -25,7 +26,7 @@
 namespace cgp {
 namespace {
 
-// An id that torch never makes: of its two numbers one is always 0.
+// An id that torch never makes: one of its two numbers is always 0.
 constexpr PoolId kEagerPool{~0ULL, ~0ULL};
 
 DevicePools& Pools(DeviceIndex device) { return DevicePools::For(device, kPluggableAllocator); }
@@ -35,32 +36,32 @@ CaptureScopes& Scopes() {
   return *scopes;  // never destroyed, as the pools
 }
 
-// Whether torch calls hooks, so that captures are known. Until then what a stream freed is its own,
-// as it is with torch's allocator, until memory runs out: a mark that opens it to others would break
-// a capture.
+// Whether torch calls hooks, so that captures are known. Until then what a stream freed is its own
+// until memory runs out, as with torch's allocator: a mark that opens it to others would break a
+// capture.
 std::atomic<bool> calls_hooks{false};
 
 // Orders eager allocations, during which the eager pool stays open. The base may hold its lock when
-// it comes here: its lock is never asked for behind this one, nor behind that of the scopes.
+// it comes here, so neither with this lock nor with that of the scopes is the base's asked for.
 std::mutex eager_mutex;
 
-// Whether torch's own allocator is the process's, so that only a MemPool of its can be asking.
+// Whether torch's own allocator is installed, so that only a MemPool of its can be asking.
 bool ServesMemPools() { return cca::get()->name() == "native"; }
 
 // Both are called with that mutex held.
 
-// Opens the eager pool if it is not open: it may have its user and no scope, where it could not be
-// opened again.
+// Opens the eager pool if it is not open: it may have its user and no scope, if it could not be
+// opened again before.
 void OpenEagerPool(PoolSet& set) {
   if (set.InScope(kEagerPool)) return;
-  // Memory of a MemPool that did not go may be there because somebody captures unknown to us.
+  // A MemPool's memory may still be there because somebody captures without our knowing.
   const bool capturing = ServesMemPools() && set.Contains(kEagerPool);
   set.BeginScope(kEagerPool, ScopeKind::kEager, capturing);
   if (set.UseCount(kEagerPool) > 1) set.Release(kEagerPool);  // BeginScope() added one
 }
 
-// Lets what was freed behind other streams' work become free to all: fences open after a scope, if
-// no capture is known of. Not where segments of MemPools are all there is.
+// Lets bytes that were freed behind other streams' work become free to all: fences open after a
+// scope, if no capture is known. Not if all segments are MemPools'.
 void CycleEagerPool(PoolSet& set) {
   if (ServesMemPools()) return;
   if (set.InScope(kEagerPool)) set.EndScope(kEagerPool);
@@ -73,13 +74,13 @@ Block AllocateEager(size_t bytes, DeviceIndex device, cudaStream_t stream) {
   OpenEagerPool(set);
   const uint64_t reserved = set.Stats(kEagerPool).reserved_bytes;
   const Block block = set.Allocate(kEagerPool, bytes, ToStreamId(stream));
-  // It had to grow: what other streams have freed may help the next time.
+  // It had to grow: bytes that other streams have freed may help the next time.
   if (!calls_hooks || set.Stats(kEagerPool).reserved_bytes == reserved) return block;
   OrUndo([&] { CycleEagerPool(set); }, [&] { set.Free(block.address); });  // nobody else will
   return block;
 }
 
-// Gives the memory of the device's unused pools back, the graphs' too. pre: that mutex is not held.
+// Gives back the memory of the device's unused pools, the graphs' too. pre: that mutex is not held.
 void FreeUnused(DeviceIndex device) {
   GraphAllocator* const allocator = GraphAllocator::Find();
   allocator == nullptr ? Scopes().Trim(device) : allocator->scopes().TryTrim(device);
@@ -125,8 +126,8 @@ CGP_EXPORT void cudagraph_pool_free(void* pointer, size_t /*bytes*/, int /*devic
               "cudagraph_pool_free: no live block starts at " +
                   Hex(reinterpret_cast<Address>(pointer)) +
                   "; it was not allocated by cudagraph_pool_malloc, or freed before");
-  // Its memory goes once no segment of a MemPool is left in it, as cudaFree() would give it back.
-  // Nor may the caller take for alive what is freed: it would hand it out again.
+  // Its memory goes with the last segment of a MemPool, as cudaFree() would give it back. The
+  // caller must not take for alive what is freed: it would hand it out again.
   if (!ServesMemPools()) return;
   WithWarnings("giving back the memory of a MemPool", [&] {
     std::unique_lock lock(eager_mutex);
@@ -160,8 +161,8 @@ CGP_EXPORT void* cudagraph_pool_base_alloc(void* pointer, size_t* bytes) {
   return base;
 }
 
-// torch does not say which device's the stream is. One of another device than the block's is taken
-// for this one's: if it is no default stream CUDA refuses when the block is freed.
+// torch does not say which device the stream is of. It is taken for the block's: if it is
+// another's, and no default stream, CUDA refuses when the block is freed.
 CGP_EXPORT void cudagraph_pool_record_stream(void* pointer, cudaStream_t stream) {
   calls_hooks = true;
   DevicePools::TryRecordUse(pointer, ToStreamId(stream), kPluggableAllocator);

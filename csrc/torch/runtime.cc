@@ -24,13 +24,12 @@ std::atomic<bool> exports{false};
 std::optional<CaptureId> CaptureOf(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   CaptureId id = 0;
-  // Built with CUDA 13's headers this passes nulls for all other arguments, which that of CUDA 12's
-  // library does not take.
+  // Built with CUDA 13's headers, this passes null for all other arguments, which CUDA 12's own
+  // form does not take.
   if (cudaStreamGetCaptureInfo(stream, &status, &id) == cudaSuccess) {
     return status == cudaStreamCaptureStatusActive ? std::optional(id) : std::nullopt;
   }
-  // The legacy stream cannot be asked while a blocking stream captures, and says anything: it is not
-  // capturing itself.
+  // The legacy stream cannot be asked while a blocking stream captures, and never captures itself.
   (void)cudaGetLastError();
   return std::nullopt;
 }
@@ -98,7 +97,7 @@ void EndHostRoute(c10::MempoolId_t id) {
 }
 
 TorchWorkspaces FindWorkspaces(bool of_cublaslt) {
-  // torch has loaded it. By name at run time, as wheels are built without so large a library.
+  // torch has loaded it. It is found by name, since wheels are built without so large a library.
   void* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
   const auto find = [&](const char* of_cublas, const char* lt) {
     return library == nullptr ? nullptr : dlsym(library, of_cublaslt ? lt : of_cublas);

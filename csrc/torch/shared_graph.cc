@@ -15,7 +15,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kLongestWait{100};
 
-// CUDAGraph keeps these to itself and its heirs, by which they can be named.
+// CUDAGraph shows these only to its heirs, by which they can be named.
 struct Members : at::cuda::CUDAGraph {
   static constexpr auto kTemplate = &Members::graph_;
   static constexpr auto kExec = &Members::graph_exec_;
@@ -38,7 +38,7 @@ Graph TemplateOf(const at::cuda::CUDAGraph& graph) {
   return Graph{reinterpret_cast<uintptr_t>(graph.*Members::kTemplate)};
 }
 
-// What is launched now.
+// A launch on the current stream.
 ExecCache::Launch LaunchNow(c10::DeviceIndex device) {
   return {.stream = ToStreamId(CurrentStream(device)), .stream_lasts = CurrentStreamLasts(device)};
 }
@@ -58,29 +58,29 @@ SharedGraph::SharedGraph(std::shared_ptr<ExecCache> cache, at::cuda::CUDAGraph& 
 
 SharedGraph::~SharedGraph() { cache_->Remove(number_); }
 
-void SharedGraph::Lend() {
+void SharedGraph::Lease() {
   const std::lock_guard lock(mutex_);
-  if (lent_ == 0) TemplateOf(graph_);
-  const GraphExec exec = cache_->Lend(number_, ToStreamId(CurrentStream(device_)));
-  if (lent_++ == 0) SetExec(graph_, reinterpret_cast<cudaGraphExec_t>(exec));
+  if (leases_ == 0) TemplateOf(graph_);
+  const GraphExec exec = cache_->Lease(number_, ToStreamId(CurrentStream(device_)));
+  if (leases_++ == 0) SetExec(graph_, reinterpret_cast<cudaGraphExec_t>(exec));
 }
 
-void SharedGraph::TakeBack() {
+void SharedGraph::Return() {
   const std::lock_guard lock(mutex_);
-  // Who withdrew it may have captured anew since.
-  if (--lent_ == 0 && !withdrawn_) SetExec(graph_, nullptr);
-  cache_->GiveBack(number_, LaunchNow(device_));
+  // After Withdraw() the graph may have captured anew.
+  if (--leases_ == 0 && !withdrawn_) SetExec(graph_, nullptr);
+  cache_->Return(number_, LaunchNow(device_));
 }
 
 void SharedGraph::Withdraw() {
   const std::lock_guard lock(mutex_);
-  if (lent_ != 0) SetExec(graph_, nullptr);
+  if (leases_ != 0) SetExec(graph_, nullptr);
   withdrawn_ = true;
 }
 
 void SharedGraph::Prepare() {
   const std::lock_guard lock(mutex_);
-  if (lent_ == 0) TemplateOf(graph_);
+  if (leases_ == 0) TemplateOf(graph_);
   cache_->Prepare(number_, LaunchNow(device_));
 }
 

@@ -1,8 +1,8 @@
-// A torch.cuda.CUDAGraph that keeps what it captured as a template and runs by shared executables.
+// A torch.cuda.CUDAGraph whose capture is a template, and which runs by shared executables.
 //
-// PyTorch's own replay() does the launch, since it alone knows what belongs to one (the states of
-// random generators, hooks of newer releases): for its duration the CUDAGraph is given an
-// executable of the cache, and takes it for its own.
+// PyTorch's own replay() does the launch, since only it knows what belongs to one (the states of
+// random generators, hooks of newer releases). Meanwhile the CUDAGraph leases an executable of the
+// cache, and takes it for its own.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,28 +20,27 @@ struct CUDAGraph;
 
 namespace cgp {
 
-// Whether the end of a capture leaves the template, and makes no executable of it: the `keep_graph`
-// of torch.cuda.CUDAGraph(). Returns what was so before.
+// Sets whether the end of a capture leaves the template and makes no executable: `keep_graph` of
+// torch.cuda.CUDAGraph(). Returns the earlier value.
 bool SetKeepsTemplate(at::cuda::CUDAGraph& graph, bool keeps);
 
 class SharedGraph {
  public:
-  // `graph` must outlive this, and keep what it has captured as long. Throws DriverError, and
-  // UsageError if there is no template.
+  // `graph` must outlive this, with its capture. Throws DriverError, and UsageError if there is no
+  // template.
   SharedGraph(std::shared_ptr<ExecCache> cache, at::cuda::CUDAGraph& graph,
               c10::DeviceIndex device);
   ~SharedGraph();
 
   // Between the two the CUDAGraph has an executable, for a launch on the current stream. They nest.
-  // What is taken back counts as launched: an error of the launch may have come after it. Throws
-  // UsageError if the CUDAGraph has been given an executable, or lost its template, behind our
-  // back.
-  void Lend();
-  void TakeBack();
-  // The CUDAGraph will be reset, and must not destroy what it was lent, should it be lent one now.
+  // A returned lease counts as a launch: an error may have come after that. Throws UsageError if
+  // the CUDAGraph was given an executable, or lost its template, by somebody else.
+  void Lease();
+  void Return();
+  // The CUDAGraph will be reset, and must not destroy the executable that it may have leased.
   void Withdraw();
 
-  // Makes ready what the next launch on the current stream needs. Throws as Lend().
+  // Makes the next launch on the current stream ready. Throws as Lease().
   void Prepare();
 
  private:
@@ -50,7 +49,7 @@ class SharedGraph {
   const c10::DeviceIndex device_;
   const GraphNumber number_;
   std::mutex mutex_;
-  int lent_ = 0;  // how often
+  int leases_ = 0;  // now
   bool withdrawn_ = false;
 };
 

@@ -1,10 +1,10 @@
-// All that differs between the torch releases (2.11 to 2.15) that this one source serves.
+// All that differs between the torch releases, 2.11 to 2.15, that this one source serves.
 //
-// The class to be implemented grows in nearly every minor release. A method newer than 2.11 is
-// declared in graph_allocator.h without `override`: where the release has it, it overrides by its
-// signature; where not, it is an ordinary member that nobody calls. Forwarding one to the base
-// compiles only where the base has it, which is what the templates below ask the compiler.
-// scripts/build_wheels.sh builds for every release.
+// The class to implement grows in nearly every minor release. A method newer than 2.11 is declared
+// in graph_allocator.h without `override`. If the release has it, it overrides by its signature,
+// else it is an ordinary member that nobody calls. Forwarding such a method compiles only if the
+// base has it, which the templates below ask the compiler. scripts/build_wheels.sh builds for every
+// release.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -24,19 +24,19 @@ namespace cgp {
 inline constexpr int kTorchMinor = TORCH_VERSION_MINOR;
 static_assert(TORCH_VERSION_MAJOR == 2 && kTorchMinor >= 11, "torch 2.11 or newer is needed");
 
-// From 2.14 on a CUDAGraph whose capture failed still ends its route and releases its pool, at the
-// latest when it is destroyed. Before, it forgets both: whoever finds the route abandoned must
-// release the pool in its place.
+// From 2.14 on, a CUDAGraph whose capture failed still ends its route and releases its pool, at the
+// latest when it is destroyed. Older releases do neither, so whoever finds the route abandoned must
+// release the pool.
 inline constexpr bool kGraphReleasesAbandonedPool = kTorchMinor >= 14;
 
-// Of the allocator that was installed before.
+// The class of the base, the allocator that was installed before.
 using Base = c10::cuda::CUDACachingAllocator::CUDAAllocator;
 
 // The type that 2.12 names CUDACachingAllocator::OomRejectionObserver.
 using OomRejectionObserver = std::function<void(int64_t device, size_t alloc_size,
                                                 size_t total_allocated, size_t device_total)>;
 
-// Name(base, arguments...) is base.method(arguments...) where the base has that, else `absent`.
+// Name(base, arguments...) is base.method(arguments...) if the base has that, else `absent`.
 #define CGP_FORWARD(Name, method, absent)                                             \
   template <typename Allocator, typename... Arguments>                                \
   auto Name(Allocator& base, Arguments&&... arguments) {                              \
@@ -56,7 +56,7 @@ CGP_FORWARD(ForwardAllocateWithAddress, allocateWithAddress, c10::DataPtr())
 CGP_FORWARD(ForwardAnnotateMemory, annotateMemory, void())
 #undef CGP_FORWARD
 
-// The reserved bytes of each private pool, which are told apart since 2.13; before, nullptr.
+// The reserved bytes of each private pool, which torch tells apart since 2.13; before, nullptr.
 template <typename Stats>
 auto* ReservedByPrivatePool(Stats& stats) {
   if constexpr (requires { stats.reserved_bytes_by_private_pools; }) {
@@ -66,7 +66,7 @@ auto* ReservedByPrivatePool(Stats& stats) {
   }
 }
 
-// The history's action for what is said of a block afterwards: since 2.14.
+// The history's action for a note on an existing block: since 2.14.
 template <typename Action>
 constexpr std::optional<Action> AnnotateAction() {
   if constexpr (requires { Action::ANNOTATE; }) {

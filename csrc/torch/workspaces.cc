@@ -18,21 +18,21 @@ using Held = std::shared_ptr<Workspace>;
   to.second = from.second;
 }
 
-// The bytes of `from` for a map; they keep `held`, which has them or will.
-Workspace Lend(const Held& held, Workspace& from) {
+// The bytes of `from` for a map. They hold `held`, which owns them now or soon.
+Workspace Share(const Held& held, Workspace& from) {
   const at::DataPtr& data = DataOf(from);
-  Workspace lent;
-  SetSize(lent, from);
-  DataOf(lent) = at::DataPtr(
+  Workspace shared;
+  SetSize(shared, from);
+  DataOf(shared) = at::DataPtr(
       data.get(), new Held(held), [](void* context) { delete static_cast<Held*>(context); },
       data.device());
-  return lent;
+  return shared;
 }
 
-// Of one map: what graphs hold of it, as long as they do.
+// What graphs hold of one map, as long as they do.
 class Holder {
  public:
-  // Who frees a workspace may wait for what the holder of the map's lock waits for, so what may end
+  // Freeing a workspace may wait for what the holder of the map's lock waits for, so what may end
   // here goes to `until_unlocked`. pre: the map is locked.
   void Hold(WorkspaceMap& in, uintptr_t stream, std::vector<Held>& all,
             std::vector<Held>& until_unlocked) {
@@ -40,7 +40,7 @@ class Holder {
     for (const auto& [key, weak] : held_) {
       if (!IsOf(stream, key) || in.map.contains(key)) continue;
       const Held& held = until_unlocked.emplace_back(weak.lock());
-      if (held != nullptr) in.map.emplace(key, Lend(held, *held));
+      if (held != nullptr) in.map.emplace(key, Share(held, *held));
     }
     for (auto& [key, workspace] : in.map) {
       if (!IsOf(stream, key)) continue;
@@ -60,13 +60,13 @@ class Holder {
     return reinterpret_cast<uintptr_t>(std::get<1>(key)) == stream;
   }
 
-  // What was the map's. Afterwards the map has the same bytes, lent.
+  // Takes over the map's workspace. Afterwards the map shares its bytes.
   static Held Take(Workspace& from) {
     auto held = std::make_shared<Workspace>();
     SetSize(*held, from);
-    Workspace lent = Lend(held, from);
+    Workspace shared = Share(held, from);
     std::swap(DataOf(*held), DataOf(from));  // nothing fails from here on
-    from = std::move(lent);
+    from = std::move(shared);
     return held;
   }
 

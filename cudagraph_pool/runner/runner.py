@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import statistics
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
 import torch
+from torch.autograd import forward_ad
 from tqdm import tqdm
 
 from .._shared_exec import _EXEC_BUDGET
 from ..pools import GraphPool, _require_pool
 from ..sizes import Buckets, Size, cost, shown
 from ..switch import _require_booleans, _require_enabled
-from .arguments import Call, Weights, parameters_of, read_call, refuse_transforms
-from .captures import Captures, undisturbed
+from .arguments import Call, Signature
+from .captures import Captures, Report, undisturbed
+from .padding import size_of
 from .plan import Plan
 from .program import Program, Setup
-from .report import Report
 
 Order = Literal["largest_first", "smallest_first", "given"]
 
-_ORDERS = ("largest_first", "smallest_first", "given")
 _MAX_PLANS = 4096  # one for each shape that calls have had: some kB each
-_UNKNOWN: Any = object()
 
 
 class GraphRunner:
@@ -41,72 +37,49 @@ class GraphRunner:
         runner = cgp.GraphRunner(model, sizes=cgp.sizes.powers_of_two(64))
         logits = runner(tokens)  # captures all sizes at the first call
 
-    **What a call returns is overwritten by the next one**, of this runner or of another one on the
-    same pool: read it or copy it before, or ask for ``clone_outputs``. So the outputs of all sizes
-    together take the memory of the largest one's. Calls may come on any stream: each waits for the
-    one before.
+    **The next call overwrites what a call returns**, also one of another runner on the same pool.
+    Copy it before, or ask for ``clone_outputs``. A call on any stream waits for the one before.
 
     **What the function reads must stay where it is**: parameters, buffers and other tensors. For a
     module, or a method of one, each call compares the addresses of all parameters and buffers with
-    the captured ones, and captures a size anew if one has moved. Whatever else the function uses is
-    the caller's affair: once a submodule was replaced, or a tensor that the function finds
-    elsewhere, call :meth:`reset`.
+    the captured ones, and captures a size anew if one has moved. After any other change call
+    :meth:`reset`: of a submodule, a closure, a global, an attribute or a hook.
 
     The rows of a call must not depend on each other, nor on how many there are, or the padding
-    would show: as in a batch norm that is trained, or by ``x[:, -1]``. Padding is computed with
-    like everything else: what it writes, it writes (a cache at slot 0, if slots are padded by 0),
-    and where it gives NaN, as a softmax over a row that is masked as a whole does, the gradients of
-    parameters are NaN. Python code of the function runs at captures only. Its arguments must not be
-    changed in place, since the graph sees copies of them; other tensors may. As with
-    :func:`torch.cuda.make_graphed_callables`, random numbers differ from replay to replay, and
-    captures run the function some times more than it is called.
+    shows. Padding is computed with: what it writes, it writes, and its NaNs reach the gradients of
+    parameters. The function must not change its arguments, nor put tensors into them: it gets
+    copies. Its Python code runs at captures only, and more than once.
 
-    With gradients enabled, a function whose outputs require them is captured together with its
-    backward pass. Gradients go to arguments and to the parameters of the module. The backward pass
-    of a call runs before the next call, and once; until then the outputs, parameters and other
-    tensors that it reads must stay as they are. There are no second derivatives. Anything else is
-    an error. An output that the loss does not use gets a gradient of zero, which becomes NaN where
-    its derivative is infinite, as that of a square root is at 0: return such outputs detached.
+    With gradients enabled the backward pass is captured too, for arguments and the parameters of
+    the module. It runs once, before the next call; until then outputs and saved tensors must stay
+    as they are. An output that the loss does not use gets a gradient of zero.
 
-    Captures of a process take turns, and run the function within: two threads whose functions wait
-    for each other (collective operations, with a thread for each device) must not capture at once.
-
-    Graphs are kept for each kind of call: whatever is no tensor among the arguments, whether
-    gradients are enabled, autocast, which parts of a module are in training and which arguments and
-    parameters require gradients.
+    Constants among the arguments, autocast, training modes, and what requires gradients make
+    graphs of their own. Captures of a process take turns.
 
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function.
-        sizes (sequence or str): The sizes to capture, as :mod:`cudagraph_pool.sizes` has them:
-            integers, or tuples of several dimensions (``sizes.grid``). ``"auto"``: those that the
-            calls need, such that none is padded by more than ``padding`` of its own.
+        sizes (sequence or str): The sizes to capture: integers, or tuples for several dimensions
+            (:mod:`cudagraph_pool.sizes`). ``"auto"``: those that the calls need, none padded by
+            more than ``padding`` of its own.
         dim (int, tuple or dict): Which dimension of the tensor arguments is as large as the size.
-            For sizes of several dimensions a tuple with an entry for each, ``None`` for a dimension
-            that a tensor has not, a tuple for one that it has several times. A dictionary says it
-            for each argument by name; tensors that it does not name are the same at all sizes.
-            Default: 0.
-        pool (GraphPool, optional): The pool to capture into. Default: a new one, on the current
-            device.
-        pad (number or dict): What fills up the arguments of a call that is smaller than its graph;
-            a dictionary says it for arguments by name, 0 for others. As for ``dim`` a name is that
-            of a parameter of the function, or a path to a tensor: ``batch['ids']``. Default: 0.
+            For several dimensions a tuple with an entry for each: ``None`` for one that a tensor
+            has not, a tuple for one that it has several times. A dictionary says it by name;
+            tensors that it does not name are the same at all sizes. Default: 0.
+        pool (GraphPool, optional): What to capture into. Default: a new one on the current device.
+        pad (number or dict): What fills up arguments. A dictionary says it by name: of a parameter
+            of the function, or a path to a tensor (``batch['ids']``). Default: 0.
         warmup (int): How often each size runs before it is captured. Default: 3.
         shared_exec (bool or str): As for :class:`cudagraph_pool.graph`. ``"auto"``: as ``pool`` was
-            made; a new one keeps an executable for each size in use, as long as all take 256 MiB
-            at most, and the rest share. Another budget: ``pool=GraphPool(shared_exec=True,
-            exec_budget=...)``. Default: ``"auto"``.
-        own_workspace (bool): As for :class:`cudagraph_pool.graph`: for runners of different pools
-            that are called, or capture, on several streams at once. Default: ``False``.
-        order (str): In which order sizes are captured: ``"largest_first"``, ``"smallest_first"`` or
-            ``"given"``. Default: ``"largest_first"``.
-        overflow (str): What a call larger than all sizes does: ``"error"``, or ``"eager"`` to call
-            the function itself. Default: ``"error"``.
+            made; graphs of a new one share executables beyond 256 MiB. Default: ``"auto"``.
+        own_workspace (bool): As for :class:`cudagraph_pool.graph`, for runners of different pools
+            on several streams at once. Default: ``False``.
+        order (str): Of captures: ``"largest_first"`` (default), ``"smallest_first"``, ``"given"``.
+        overflow (str): For a call larger than all sizes: ``"error"`` (default), or ``"eager"``.
         clone_outputs (bool): Return copies, which stay as they are. Default: ``False``.
-        lazy (bool): Capture a size when it is first used. Default: ``False``, but ``True`` for
-            ``"auto"``.
-        max_graphs (int, optional): How many sizes are kept captured at a time, over all ways of
-            calling; the one that was not used for the longest time goes. For ``lazy`` and
-            ``"auto"``. Default: all.
+        lazy (bool): Capture a size when it is first used, as ``"auto"`` does. Default: ``False``.
+        max_graphs (int, optional): The most sizes that are captured at a time, for ``lazy`` and
+            ``"auto"``; the least recently used goes first. Default: all.
         padding (float): For ``"auto"``. Default: 0.25.
         progress (bool): Show a progress bar while sizes are captured. Default: ``True``.
 
@@ -139,31 +112,29 @@ class GraphRunner:
         _require_booleans(
             own_workspace=own_workspace, clone_outputs=clone_outputs, lazy=lazy, progress=progress
         )
-        if order not in _ORDERS:
-            raise ValueError(f"unknown order {order!r}; expected one of {_ORDERS}")
-        if overflow not in ("error", "eager"):
-            raise ValueError(f"overflow is {overflow!r}, but must be 'error' or 'eager'")
-        for name, value in (("warmup", warmup), ("max_graphs", max_graphs)):
-            if not isinstance(value, int) and (name, value) != ("max_graphs", None):
-                raise TypeError(f"{name} is {value!r}, but must be an integer")
-        if warmup < 0:
-            raise ValueError(f"warmup is {warmup}, but must be 0 or more")
+        for name, choice, known in (
+            ("order", order, ("largest_first", "smallest_first", "given")),
+            ("overflow", overflow, ("error", "eager")),
+        ):
+            if choice not in known:
+                raise ValueError(f"{name} is {choice!r}, but must be one of {known}")
         buckets = Buckets(sizes, dim, padding)
         self._lazy = lazy or not buckets.listed
-        if max_graphs is not None and (max_graphs < 1 or not self._lazy):
-            raise ValueError(
-                f"max_graphs is {max_graphs}: it must be at least 1, and is for graphs that are "
-                "captured when they are used, with lazy=True or sizes='auto'"
-            )
-        self._warmup, self._order, self._overflow = warmup, order, overflow
-        self._clone_outputs, self._max_graphs, self._progress = clone_outputs, max_graphs, progress
+        most = 1 if max_graphs is None else max_graphs
+        for name, number, least in (("warmup", warmup, 0), ("max_graphs", most, 1)):
+            if not isinstance(number, int):
+                raise TypeError(f"{name} is {number!r}, but must be an integer")
+            if number < least:
+                raise ValueError(f"{name} is {number}, but must be {least} or more")
+        if max_graphs is not None and not self._lazy:
+            raise ValueError(f"max_graphs is {max_graphs}: it needs lazy=True or sizes='auto'")
+        self._overflow, self._listed = overflow, buckets.listed
+        if order != "given":
+            self._listed = sorted(self._listed, key=cost, reverse=order == "largest_first")
+        self._max_graphs, self._progress = max_graphs, progress
         captures = self._new_captures(pool, shared_exec, own_workspace)
-        parameters = parameters_of(function)
-        weights = Weights(function)
-        self._setup = Setup(function, parameters, weights, captures, buckets, dim, pad)
-        kinds = {parameter.kind for parameter in parameters}
-        # Whether the function cannot see in which order they come.
-        self._sorts_keywords = bool(kinds) and inspect.Parameter.VAR_KEYWORD not in kinds
+        signature = Signature(function, captures.device)
+        self._setup = Setup(signature, captures, buckets, dim, pad, warmup, clone_outputs)
         self._lock = threading.RLock()
         self._programs: dict[Any, Program] = {}
         self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
@@ -176,28 +147,22 @@ class GraphRunner:
         The tensors are overwritten by the next call, unless ``clone_outputs``.
 
         Raises:
-            RuntimeError: It comes from within a transform of ``torch.func`` or a trace, or with
-                tangents.
-            ValueError: An argument has another shape, dtype or device than those that were
-                captured, or the call is larger than all sizes.
-            TypeError: An argument holds what is neither a plain strided tensor nor a constant: a
-                number, a string, a dtype, a device, a member of an enum, a class or a function.
+            RuntimeError: It comes from the function itself, or within forward-mode derivatives.
+            ValueError: A tensor is not as captured, or the call is larger than all sizes.
+            TypeError: An argument holds neither plain strided tensors nor hashable constants.
         """
         if torch.compiler.is_dynamo_compiling():
             return self._call_uncompiled(args, kwargs)
         with self._lock:
-            call, _, key = self._read(args, kwargs)
-            plan = self._plans.get(key, _UNKNOWN)
-            if plan is not None and plan is not _UNKNOWN:
-                leaves = self._replay(plan, call)
-        if plan is _UNKNOWN:
+            call = self._read(args, kwargs)
+            is_planned = call.key in self._plans
+            if is_planned:
+                plan, outputs = self._replay(call)
+        if not is_planned:
             with self._alone():
-                plan, call = self._plan(args, kwargs)
-                if plan is not None:
-                    leaves = self._replay(plan, call)
-        if plan is None:
-            return self._setup.function(*args, **kwargs)
-        return plan.assemble(leaves)
+                plan, outputs = self._replay(self._plan(args, kwargs))
+        # Without locks: both may run code of the caller's, which may wait for other threads.
+        return plan.assemble(outputs) if plan else self._setup.signature.function(*args, **kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and replay nothing."""
@@ -210,26 +175,15 @@ class GraphRunner:
             self._setup.captures.synchronize()
             self._programs.clear()
             self._plans.clear()
-            self._setup = self._setup._replace(weights=Weights(self._setup.function))
+            signature = Signature(self._setup.signature.function, self._setup.captures.device)
+            self._setup = self._setup._replace(signature=signature)
 
     def report(self) -> Report:
-        r"""Return a list of what each size cost and gains; printed, it is a table.
-
-        Each entry has ``size``, ``nodes``, ``peak_bytes``, ``pool_bytes``, ``driver_bytes``,
-        ``capture_seconds``, ``eager_seconds`` and ``replay_seconds``; ``help()`` of one says more.
-        """
-        captures = self._setup.captures
+        r"""Return what each size cost and gains: a list, which printed is a table."""
         with self._alone():
-            captures.synchronize()
-            rows = Report()
-            for program in self._programs.values():
-                for size in sorted(program.captured, key=cost):
-                    captured = program.captured[size]
-                    samples = [captures.seconds(span) for span in captured.samples]
-                    replay = statistics.median(samples) if samples else None
-                    eager = captured.eager and captures.seconds(captured.eager)
-                    rows.append(replace(captured.cost, eager_seconds=eager, replay_seconds=replay))
-            return rows
+            self._setup.captures.synchronize()
+            programs = self._programs.values()
+            return Report(p.report(size) for p in programs for size in sorted(p.captured, key=cost))
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GraphRunner cannot be copied or pickled: its graphs are this process's")
@@ -243,122 +197,99 @@ class GraphRunner:
         self, pool: GraphPool | None, shared_exec: bool | Literal["auto"], own_workspace: bool
     ) -> Captures:
         _require_enabled("GraphRunner")
-        if pool is not None:
-            _require_pool(pool)
         if not isinstance(shared_exec, bool) and shared_exec != "auto":
             raise ValueError(f"shared_exec is {shared_exec!r}, but must be a boolean or 'auto'")
         if pool is None:
             pool = GraphPool(shared_exec=shared_exec is not False, exec_budget=_EXEC_BUDGET)
+        _require_pool(pool)
         return Captures(pool, None if shared_exec == "auto" else shared_exec, own_workspace)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """No capture runs, and no call of this runner. The order of the locks matters: what is
-        captured may call another runner.
-        """
+        """No capture runs, nor a call of this runner. What is captured may call another runner."""
         with self._setup.captures.lock, self._lock:
             yield
 
-    def _replay(self, plan: Plan, call: Call) -> list[Any]:
-        plan.captured.last_used = next(self._calls)
-        return plan.run(call.tensors, self._clone_outputs)
+    def _replay(self, call: Call) -> tuple[Plan | None, Sequence[Any]]:
+        """The plan of a call, and what it leaves; none for the function itself."""
+        if plan := self._plans[call.key]:
+            plan.captured.last_used = next(self._calls)
+            return plan, plan.run(call.tensors)
+        return None, ()
 
-    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Call, Any, Any]:
-        """A call, the key of those that run the same code, and that of those that run alike."""
+    def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if forward_ad._current_level >= 0:
+            raise RuntimeError("graphs have no tangents: call the runner outside of dual_level()")
         if self._capturing:
             raise RuntimeError(
                 "the function calls the GraphRunner that captures it: a module whose forward is "
                 "replaced by a runner is captured by GraphRunner(module.forward)"
             )
-        if kwargs and self._sorts_keywords:
-            kwargs = dict(sorted(kwargs.items()))
-        weights, device = self._setup.weights, self._setup.captures.device.type
-        call = read_call(args, kwargs, self._setup.parameters)
-        refuse_transforms(call.tensors, weights.tensors)
-        casts = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device)
-        addresses, flags = weights.read()
-        variant = call.variant, torch.is_grad_enabled(), casts, flags
-        return call, variant, (variant, call.shapes, addresses)
+        return self._setup.signature.read(args, kwargs)
 
-    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Plan | None, Call]:
-        """How this call is run, captures what that needs. None: by the function itself.
-        pre: :meth:`_alone`.
-        """
-        call, variant, key = self._read(args, kwargs)
-        plan = self._plans.get(key, _UNKNOWN)
-        if plan is not _UNKNOWN:
-            return plan, call
-        program = self._programs.get(variant) or Program(self._setup, call)
-        size = program.size_of(call)
-        buckets = self._setup.buckets
-        bucket = buckets.fit(size)
-        plan = None
-        if bucket is not None:
-            captured = program.captured.get(bucket)
-            if captured is None or captured.addresses != self._setup.weights.read()[0]:
-                everything = captured is None and not self._lazy
-                self._capture(program, call, size, self._in_order() if everything else [bucket])
-                _, variant, key = self._read(args, kwargs)  # weights may have been made
-                self._programs[variant] = program
-                self._make_room()
-            plan = Plan(program, program.captured[bucket], size)
-        elif self._overflow == "error":
+    def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Plans a call, and captures what that needs. pre: :meth:`_alone`."""
+        call = self._read(args, kwargs)
+        if call.key in self._plans:
+            return call
+        program = self._programs.get(call.variant) or Program(self._setup, call)
+        size = size_of(program.inputs, call.tensors, self._setup.buckets.axes)
+        bucket = self._setup.buckets.fit(size)
+        if bucket is None and self._overflow == "error":
             raise ValueError(
                 f"the call has size {shown(size)}, but the largest that was captured is "
-                f"{buckets.largest()}; capture a larger one, or pass overflow='eager' to run such "
-                "calls eagerly"
+                f"{self._setup.buckets.largest()}; capture a larger one, or pass overflow='eager'"
             )
+        if bucket is not None and not program.is_current(bucket):
+            everything = bucket not in program.captured and not self._lazy
+            self._capture(program, call, size, self._listed if everything else [bucket])
+            call = self._read(args, kwargs)  # weights may have been made
+            self._programs[call.variant] = program
+            self._make_room()
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[key] = plan
-        return plan, call
+        self._plans[call.key] = None if bucket is None else Plan(program, bucket, size)
+        return call
 
     def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:
-        """Captures some buckets. Where one fails none of these is left."""
-        weights, captures = self._setup.weights, self._setup.captures
-        before = dict(program.captured)
+        """Captures some buckets. Where one fails none of these is kept."""
+        signature, captures = self._setup.signature, self._setup.captures
+        made, at = {}, sizes[0]
         shows = self._progress and len(sizes) > 1 and sys.stderr is not None
         bar = tqdm(sizes, unit="graph", disable=not shows)
         self._capturing = True
-        at = sizes[0]
         try:
-            with undisturbed(), captures.on_capture_stream():
+            with bar, undisturbed(), captures.on_capture_stream():
                 for at in sizes:
                     bar.set_description(f"warming up size {shown(at)}")
-                    program.warm_up(call, size, at, self._warmup)
-                addresses, _ = weights.read()  # some may be made when it first runs
+                    program.warm_up(call, size, at)
+                addresses = signature.addresses()  # some may be made when it first runs
                 captures.empty_caches()
-                used = captures.usage()
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
-                    used = program.capture(call, at, used)
-                    program.captured[at].last_used = next(self._calls)
-                    bar.set_postfix_str(f"pool {used.pool / 2**20:,.0f} MiB")
-            if weights.read()[0] != addresses:
+                    made[at] = program.capture(call, at)
+                    made[at].last_used = next(self._calls)
+                    held = captures.stats()["reserved_bytes"]
+                    bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
+            if signature.addresses() != addresses:
                 raise ValueError(
                     "the function replaces a parameter or buffer of its module each time it runs; "
                     "a graph goes on reading the old one. Change it in place: buffer.copy_(...)"
                 )
         except BaseException as error:
             error.add_note(f"while a GraphRunner captured size {shown(at)}")
-            program.captured = before
             raise
         finally:
             self._capturing = False
-            bar.close()
+        program.captured |= made
         self._plans.clear()  # those of graphs that were replaced, too
-
-    def _in_order(self) -> list[Size]:
-        sizes = self._setup.buckets.listed
-        if self._order == "given":
-            return sizes
-        return sorted(sizes, key=cost, reverse=self._order == "largest_first")
 
     def _make_room(self) -> None:
         """Lets the graph go that was not used for the longest time, if there are too many."""
-        sizes = [(p.captured, size) for p in self._programs.values() for size in p.captured]
-        if self._max_graphs is not None and len(sizes) > self._max_graphs:
-            captured, oldest = min(sizes, key=lambda entry: entry[0][entry[1]].last_used)
+        programs = self._programs.values()
+        used = [(p.captured[size].last_used, p, size) for p in programs for size in p.captured]
+        if self._max_graphs is not None and len(used) > self._max_graphs:
+            _, program, oldest = min(used, key=lambda entry: entry[0])
             self._setup.captures.synchronize()
-            del captured[oldest]
+            del program.captured[oldest]
             self._programs = {variant: p for variant, p in self._programs.items() if p.captured}

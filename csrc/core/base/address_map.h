@@ -1,11 +1,10 @@
-// A hash table from addresses to values of a cache line or so: open addressing, linear probing,
-// backward-shift deletion (Knuth, TAOCP vol. 3, 6.4, algorithm R), because it stands on the path of
-// every allocation and std::unordered_map allocates a node for each.
+// A hash table from addresses to values of about a cache line: open addressing, linear probing,
+// backward-shift deletion (Knuth, TAOCP vol. 3, 6.4, algorithm R). It stands on the path of every
+// allocation, and std::unordered_map allocates a node for each.
 //
-// The values stand in a slab and stay where they are until they are erased; the table, which moves
-// what it holds, holds their numbers only. With many values that halves the memory an allocation
-// and a free go through, and the place freed last, which is likely to be in a cache, is taken
-// first.
+// A value stays at its place in a slab until it is erased. The table, whose entries move, holds
+// only numbers of such places. With many values that halves the memory that an allocation and a
+// free touch, and the place freed last, which is likely to be cached, is taken first.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +36,7 @@ class AddressMap {
     }
   }
 
-  // Makes room for so many in all, so that Insert() cannot throw.
+  // Makes room for `wanted` in all, so that Insert() cannot throw.
   void Reserve(std::size_t wanted) {
     // At most 3/4 full: probes stay short, and an empty place always ends them.
     while (wanted * 4 > places_.size() * 3) Grow();
@@ -69,8 +68,8 @@ class AddressMap {
     slab_[places_[hole].number] = Value{};
     spare_.push_back(places_[hole].number);
     for (std::size_t i = Next(hole); places_[i].key != kEmpty; i = Next(i)) {
-      // An entry may fill the hole unless its home lies cyclically in (hole, i]: then it could not
-      // be found there.
+      // An entry may fill the hole unless its home, where its probe begins, lies cyclically in
+      // (hole, i]: a search would not find it there.
       const std::size_t home = Home(places_[i].key);
       const bool must_stay = hole <= i ? (hole < home && home <= i) : (hole < home || home <= i);
       if (must_stay) continue;

@@ -1,6 +1,6 @@
-// What the core and drivers throw. Each says what happened, with numbers, and what to do; each leaves
-// everything as it was, also where memory runs out. So whoever changes several things makes room
-// for all of them first.
+// What the core and the drivers throw. Each error says what happened, with numbers, and what to do.
+// A function that throws leaves everything as it was, even where memory runs out. So code that
+// changes several things reserves room for all of them first.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@
 namespace cgp {
 
 // The caller asked for something that is not allowed: an unknown or released pool, a double free, a
-// scope begun twice.
+// second scope of a pool.
 struct UsageError : std::logic_error {
   using std::logic_error::logic_error;
 };
@@ -23,7 +23,7 @@ struct OutOfMemoryError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What became of a driver call, in the terms that its caller can act on.
+// The result of a failed driver call, in terms that the caller can act on.
 enum class DriverStatus : uint8_t {
   kOutOfMemory,     // no physical memory left: freeing some may help
   kOutOfAddresses,  // no virtual addresses left
@@ -32,9 +32,9 @@ enum class DriverStatus : uint8_t {
 
 class DriverError : public std::runtime_error {
  public:
-  // `call` is the name of the failing function, `code` its return value and `name` that value's
-  // symbol; `bytes` is what was asked for (0 where the call has no size); `detail` is a sentence
-  // without its full stop on why or what to do, where more is known than the code says.
+  // `call` is the failing function, `code` its return value, and `name` that value's symbol.
+  // `bytes` is what was asked for (0: the call has no size). `detail` is a sentence, without its
+  // full stop, on why or what to do, where more is known than the code says.
   DriverError(DriverStatus status, std::string_view call, int code, std::string_view name,
               uint64_t bytes, int device, std::string_view detail = {});
 
@@ -52,21 +52,21 @@ class DriverError : public std::runtime_error {
   int device_;
 };
 
-// An invariant does not hold: a bug of ours. Thrown rather than aborting, so that a training job
-// can save its state.
+// An invariant does not hold: a bug of ours. It is thrown, and the process goes on, so that a
+// training job can save its state.
 struct InternalError : std::logic_error {
   using std::logic_error::logic_error;
 };
 
 // "0x7f...", as addresses stand in messages.
 std::string Hex(uint64_t value);
-// "1.50 GiB", as torch has sizes there.
+// "1.50 GiB", as in torch's messages.
 std::string Size(uint64_t bytes);
 
 [[noreturn]] void FailCheck(const char* condition, const char* file, int line);
 
-// So that `more` elements can be added without an allocation. Doubles: vector::reserve() grows to
-// exactly what it is told, which would make n calls O(n^2).
+// Makes room for `more` elements. It doubles the capacity: vector::reserve() grows to exactly its
+// argument, which would make n calls O(n^2).
 template <typename Vector>
 void ReserveMore(Vector& vector, std::size_t more) {
   const std::size_t wanted = vector.size() + more;
@@ -75,6 +75,6 @@ void ReserveMore(Vector& vector, std::size_t more) {
 
 }  // namespace cgp
 
-// Always on; for conditions that cost no more than the code around them.
+// Always on, for conditions that cost no more than the code around them.
 #define CGP_CHECK(condition) \
   ((condition) ? void(0) : ::cgp::FailCheck(#condition, __FILE__, __LINE__))

@@ -1,8 +1,8 @@
-// A set of small numbers that finds the next member at or after a given one, or the last before it:
-// a bit for each number, and a bit for each word of those that tells whether any is set. A search
-// looks at two words, and at one more for each 4,096 numbers it skips, which is less than more
-// levels would cost for the pages of any device. What is done with many numbers in a row costs a
-// word for each 64 of them.
+// A set of small numbers that finds the next member at or after a number, or the last one before
+// it. It has a bit for each number, and a bit for each word of those that says whether any is set.
+// A search looks at two words, and one more for each 4,096 numbers that it skips: for the pages of
+// any device, more levels would cost more. Changing a run of numbers costs a word for each 64 of
+// them.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace cgp {
 
 class IndexSet {
  public:
-  // Makes room for members below `limit`; keeps what is there.
+  // Makes room for members below `limit`; all members stay.
   void Resize(uint32_t limit) {
     if (Words(limit) <= words_.size()) return;
     filled_.resize(Words(Words(limit)));
@@ -27,7 +27,7 @@ class IndexSet {
   void Insert(uint32_t i) { SetRange(i, i + 1, true); }
   void Erase(uint32_t i) { SetRange(i, i + 1, false); }
 
-  // All of [begin, end) become members, or none of them. Returns how many were not so before.
+  // Makes all of [begin, end) members, or none. Returns how many changed.
   uint32_t SetRange(uint32_t begin, uint32_t end, bool members) {
     uint32_t changed = 0;
     while (begin < end) {

@@ -1,5 +1,5 @@
-// Units as types, so that a count of granules is never taken for a page number or for bytes. Bytes
-// stand only at the edges: in what a caller asks for and gets, and in what the driver is told.
+// Units are types, so that nobody takes a count of granules for a page number or for bytes. Bytes
+// stand only where the core is called, and where it calls the driver.
 #pragma once
 
 #include <compare>
@@ -10,8 +10,7 @@
 
 namespace cgp {
 
-// Every block is a multiple of this many bytes and aligned to it: what PyTorch's own allocator
-// promises.
+// The size and alignment of every block is a multiple of this, as PyTorch's own allocator promises.
 inline constexpr uint64_t kGranuleBytes = 512;
 
 // A number of granules.
@@ -44,12 +43,12 @@ constexpr uint64_t PagesFor(Granules length, Granules page_size) {
   return (length + page_size - Granules(1)) / page_size;
 }
 
-// Positions. A page is one physical handle of the pool, numbered in the order of creation; a range
-// is a stretch of reserved addresses, numbered likewise; a slot is one page's width of addresses,
-// numbered through all ranges.
+// Positions. A page is page_size() of physical memory, numbered in the order of creation. A range
+// is a span of reserved addresses, numbered likewise. A virtual page (`vpage`) is one page's width
+// of addresses, numbered through all ranges.
 enum class PageId : uint32_t {};
 enum class RangeId : uint32_t {};
-enum class SlotId : uint32_t {};
+enum class VirtualPage : uint32_t {};
 
 template <typename Id>
 concept IsPosition = std::is_same_v<std::underlying_type_t<Id>, uint32_t>;

@@ -11,7 +11,7 @@ FenceId FenceTable::FindOrAdd(std::optional<StreamId> owner, bool eager) {
   for (const FenceId id : listed_) {
     const Fence& fence = fences_[Index(id)];
     if (fence.owner != owner || (fence.state == State::kScope) == eager) continue;
-    // What is held anew is not behind an older mark.
+    // New held bytes are not covered by an older mark.
     if (owner || fence.mark == nullptr) return id;
   }
   const State state = eager ? State::kEager : State::kScope;

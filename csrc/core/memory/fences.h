@@ -1,17 +1,16 @@
-// What each FenceId means: what must have happened before the bytes behind it may be taken by
-// everyone.
+// What each FenceId means: what must have happened before everyone may take the bytes behind it.
 //
-//   stream fence  bytes that one stream freed: that stream takes them at once, since its order
-//                 protects them; the others when it opens
+//   stream fence  bytes that one stream freed. Its order protects them, so it takes them at once;
+//                 others do when the fence opens
 //   held fence    bytes that several streams used (record_stream): nobody takes them until it
 //                 opens
-//   proof fence   bytes freed in a capture of several streams: who may take them before it opens is
-//                 for the graph under capture to prove (proofs.h)
+//   proof fence   bytes freed in a capture of several streams: the graph under capture proves who
+//                 may take them before it opens (proofs.h)
 //
-// A fence of a capture scope opens when the scope ends, for then all its streams have joined. Eager
-// work goes on after what it freed, and nothing may be asked of the stream that it goes on in: its
-// owner may have destroyed it. So the device is marked instead, with all that it has been given by
-// then; not while anything captures, which that would break. Until then eager bytes are their own
+// A fence of a capture scope opens when the scope ends, since all its streams have joined by then.
+// Eager work goes on after a free, and its stream must not be asked later: the owner may have
+// destroyed it. So the whole device is marked instead, with all the work it has been given. That
+// would break captures, so it waits until none is under way. Until then eager bytes are their own
 // stream's.
 //
 //     kScope ------ capture scope ends ------> open
@@ -29,8 +28,8 @@
 
 namespace cgp {
 
-// What the device had been given when this was made; the event goes with the last that waits for
-// it.
+// Marks the work that the device had been given when this was made. The last owner destroys the
+// event.
 class SharedEvent {
  public:
   explicit SharedEvent(Driver& driver) : driver_(driver), event_(driver.RecordDeviceEvent()) {}
@@ -51,40 +50,41 @@ class FenceTable {
   FenceTable(const FenceTable&) = delete;
   FenceTable& operator=(const FenceTable&) = delete;
 
-  // The stream's fence, made at its first use. That of a capture is of one scope; eager work goes
-  // on with that of its earlier scopes while it is not open.
+  // The stream's fence, made at its first use. In a capture it is of one scope; eager scopes share
+  // it until it opens.
   FenceId ForStream(StreamId stream, bool eager) { return FindOrAdd(stream, eager); }
-  // More stands behind the fence, or its stream goes on to work: a mark of earlier says nothing of
-  // that. Does not throw.
+  // More stands behind the fence, or its stream works on: an earlier mark says nothing of that.
+  // Does not throw.
   void Renew(FenceId id) { fences_[Index(id)].mark.reset(); }
   // Whether the fence opens when the scope ends.
   bool OpensAtEnd(FenceId id) const { return fences_[Index(id)].state == State::kScope; }
 
-  // A held fence: with `eager` one that opens by a mark, else at the end of the scope.
+  // A held fence; it opens by a mark if it is `eager`, else at the end of the scope.
   FenceId Held(bool eager) { return FindOrAdd(std::nullopt, eager); }
 
-  // A proof fence that nothing is behind yet; and one that a stream's fence becomes, with what is
-  // behind it: the stream gets another one from then on. pre: the fence is the stream's in this
-  // scope, which is a capture.
+  // ForProof() returns a new proof fence. MakeProof() turns a stream's fence into one, with all
+  // that is behind it; the stream gets another fence from then on. pre: the fence is the stream's
+  // in this scope, which is a capture.
   FenceId ForProof();
   void MakeProof(FenceId stream_fence);
 
-  // These return the fences that are open from now on, in order: they are gone. Valid until the
-  // next call of another member.
+  // These return the fences that open now, in order, and remove them. Valid until the next call of
+  // another member.
   using Opened = const std::vector<FenceId>&;
 
-  // The scope ends: the fences of a capture open. Does not throw.
+  // The scope ends, which opens the fences of a capture. Does not throw.
   Opened EndScope();
 
-  // Whether a fence stands for work that no mark is behind yet.
+  // Whether a fence stands for work that no mark covers yet.
   bool NeedsMark() const;
-  // Marks the device, and with it all fences that are unmarked. Throws DriverError with nothing
-  // changed. pre: Driver::MayQuiesce(), and no scope is open.
+  // Marks the device, and so all unmarked fences. Throws DriverError with nothing changed. pre:
+  // Driver::MayQuiesce(), and no scope is open.
   std::shared_ptr<SharedEvent> Mark();
 
-  // Those open whose mark is passed. Throws DriverError with nothing changed.
+  // Opens the fences whose mark the device has passed. Throws DriverError with nothing changed.
   Opened Poll();
-  // The device is idle: all that eager work freed is open. Does not throw. pre: no scope is open.
+  // Opens all fences of eager work, since the device is idle. Does not throw. pre: no scope is
+  // open.
   Opened OpenAll();
 
   bool empty() const;
@@ -97,7 +97,7 @@ class FenceTable {
   struct Fence {
     State state = State::kUnused;
     std::optional<StreamId> owner;      // of a stream fence
-    std::shared_ptr<SharedEvent> mark;  // of eager work, once the device is marked behind that
+    std::shared_ptr<SharedEvent> mark;  // of eager work, once the device is marked behind it
 
     bool needs_mark() const { return state == State::kEager && mark == nullptr; }
   };
@@ -108,10 +108,10 @@ class FenceTable {
 
   Driver& driver_;
   std::vector<Fence> fences_;  // by FenceId; the named ones are never used
-  // Of the fences in use those that are no proof fences: a capture may have very many of these.
+  // The fences in use without proof fences, of which a capture may have very many.
   std::vector<FenceId> listed_;
   std::vector<FenceId> unused_;  // this and the others have room for fences_
-  std::vector<FenceId> opened_;  // those that were last
+  std::vector<FenceId> opened_;  // by the last call
 };
 
 }  // namespace cgp

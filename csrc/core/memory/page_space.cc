@@ -12,8 +12,7 @@ PageSpace::PageSpace(Granules page_size)
 void PageSpace::GrowBy(uint32_t more_pages, std::size_t splits) {
   ReserveMore(pages_, more_pages);
   begins_.Resize(static_cast<uint32_t>(pages_.capacity()));
-  // A new page brings a node and may be cut from others, and taking bytes from it splits at most
-  // twice.
+  // A new page brings a node, may be cut from others, and is split at most twice when taken from.
   const std::size_t nodes = most_nodes() + 4 * std::size_t{more_pages} + splits;
   if (nodes <= nodes_.capacity()) return;
   const std::size_t room = std::max(nodes, 2 * nodes_.capacity());
@@ -48,8 +47,8 @@ NodeId PageSpace::Take(NodeId within, PageId page, Granules offset, Granules len
   return taken;
 }
 
-// Makes free granules of one page, or whole pages, one node. That has the fence of some of them,
-// for whoever takes it to replace; what is cut off keeps its own.
+// Makes free granules of one page, or whole pages, one node. Its fence is one of theirs, which the
+// caller replaces; what is cut off keeps its own fence.
 NodeId PageSpace::Gather(NodeId within, PageId page, uint32_t begin, uint32_t end) {
   const NodeId gathered = SplitAt(within, page, begin);
   while (at(gathered).offset + at(gathered).length < end) AbsorbNext(gathered);
@@ -118,13 +117,13 @@ void PageSpace::Renumber(const std::vector<uint32_t>& number) noexcept {
   for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) Join(pages_[*p].first);
 }
 
-// pre: `right` is what stands behind `left`, if both are there.
+// pre: `right` stands behind `left`, if both exist.
 bool PageSpace::Joins(NodeId left, NodeId right) const {
   return left != NodeId::kNone && right != NodeId::kNone && !node(left).used() &&
          node(left).fence == node(right).fence && IsOfWholePages(left) == IsOfWholePages(right);
 }
 
-// Of a node with those beside it that are free behind the same fence.
+// Joins the node with neighbours that are free behind the same fence.
 NodeId PageSpace::Join(NodeId id) {
   while (true) {
     if (Joins(id, Behind(id))) {
@@ -179,8 +178,8 @@ void PageSpace::Splice(NodeId left, NodeId right) {
   if (right != NodeId::kNone) at(right).prev = left;
 }
 
-// Cuts off what begins at the offset of the page, and returns it: all of the node if that does.
-// pre: of whole pages, between two of them.
+// Cuts off what begins at the offset of the page, and returns it: the whole node if it begins
+// there. pre: a node of whole pages is cut between two of them.
 NodeId PageSpace::SplitAt(NodeId id, PageId page, uint32_t offset) {
   const Node whole = at(id);
   const uint32_t left = (Index(page) - Index(whole.page)) * page_granules_ + offset - whole.offset;
@@ -200,12 +199,12 @@ NodeId PageSpace::SplitAt(NodeId id, PageId page, uint32_t offset) {
   }
   Splice(right_id, whole.next);
   Splice(id, right_id);
-  Page& home = pages_[Index(page)];
-  if (home.last == id) home.last = right_id;
+  Page& in = pages_[Index(page)];
+  if (in.last == id) in.last = right_id;
   return right_id;
 }
 
-// pre: there is one, and both are free.
+// pre: there is a next one, and both are free.
 void PageSpace::AbsorbNext(NodeId id) {
   const NodeId next = Behind(id);
   CGP_CHECK(next != NodeId::kNone && !at(id).used() && !at(next).used());

@@ -1,9 +1,8 @@
-// Which bytes of a pool's pages are free, and behind which fence: a plain value, so that a
-// checkpoint is a copy and a restore an assignment. It knows nothing of addresses (range_table.h)
-// nor of who may take what (free_view.h).
+// Which bytes of a pool's pages are free, and behind which fence. It is a plain value, which knows
+// no addresses (range_table.h), nor which stream may take what (free_list.h).
 //
-// The pages, one behind the other, are tiled by nodes: parts of one page, and whole pages in a row,
-// which cost as much as one page does:
+// Nodes tile the pages, one behind the other. A node is a part of one page, or a run of whole
+// pages, which costs as much as one page does:
 //
 //     page    0                                     1          2          3          4
 //             | used | free, fence 0 |   used   |      used      |  free, fence 2  | used | ...
@@ -28,16 +27,16 @@
 
 namespace cgp {
 
-// What must have happened before free bytes may be taken; fences.h keeps what each number means.
-// kOpen: nothing. kRing: they are for blocks that take turns alone (ring.h); kRingLater: they will
-// be when the capture ends. kUsed: they are not free.
+// Names what must have happened before free bytes may be taken; fences.h knows what each number
+// means. kOpen: nothing. kRing: only blocks that alternate may take them (ring.h). kRingLater: the
+// same, once the capture ends. kUsed: they are not free.
 enum class FenceId : uint32_t {
   kOpen = 0,
   kRing = 1,
   kRingLater = 2,
   kUsed = std::numeric_limits<uint32_t>::max()
 };
-// How many there always are: kOpen, kRing and kRingLater. The others come and go (fences.h).
+// How many always exist: kOpen, kRing and kRingLater. The others come and go (fences.h).
 inline constexpr std::size_t kNamedFences = 3;
 
 enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
@@ -68,10 +67,11 @@ class PageSpace {
   uint64_t free_extents() const { return nodes_.size() - spare_nodes_.size() - used_nodes_; }
 
   const Node& node(NodeId id) const { return nodes_[Index(id)]; }
-  // Of the page's nodes; both are the one whose whole pages it is one of.
+  // The page's first and last node. A page inside a node of whole pages has that one as both.
   NodeId first(PageId page) const { return pages_[begins_.Last(Index(page))].first; }
   NodeId last(PageId page) const { return pages_[begins_.Last(Index(page))].last; }
-  // The one that holds the granule, searched from the nearer end of the page; kNone beyond `most`.
+  // The node that holds the granule, searched from the nearer end of the page; kNone if that is
+  // more than `most` nodes away.
   NodeId NodeAt(PageId page, Granules offset,
                 uint32_t most = std::numeric_limits<uint32_t>::max()) const;
   bool IsOfWholePages(NodeId id) const { return node(id).length >= page_granules_; }
@@ -86,9 +86,9 @@ class PageSpace {
       for (NodeId id = pages_[*p].first; id != NodeId::kNone; id = node(id).next) function(id);
     }
   }
-  // How many pieces below a page of blocks of a page or more lie in the page. Small blocks go
-  // beside others of their kind first: one that outlives a large one beside it would keep the page
-  // from being whole. pre: the page is not one of the whole pages of a node.
+  // How many blocks of a page or more have a piece below a page in this page. Small blocks prefer
+  // pages without: outliving a large neighbour, they would keep its page from being whole. pre: the
+  // page is not part of a node of whole pages.
   uint32_t large_pieces(PageId page) const { return pages_[Index(page)].large_pieces; }
   bool holds_large(PageId page) const { return large_pieces(page) > 0; }
   void AddLargePiece(PageId page) { ++pages_[Index(page)].large_pieces; }
@@ -106,8 +106,8 @@ class PageSpace {
   // The same until the next ReservePages() that allocates.
   std::size_t node_room() const { return nodes_.capacity(); }
 
-  // Allocates what the next AddPage() calls, one Take() per page and those of so many blocks need,
-  // so that these cannot throw. Give() and OpenFence() never do.
+  // Allocates what the next AddPage() calls, a Take() for each of these pages, and the Take() calls
+  // of `blocks` blocks need, so that these cannot throw. Give() and OpenFence() never do.
   void ReservePages(uint32_t more_pages, std::size_t blocks = 1) {
     const std::size_t splits = kMostSplits * blocks;
     if (more_pages > 0 || most_nodes() + splits > nodes_.capacity()) GrowBy(more_pages, splits);
@@ -116,10 +116,9 @@ class PageSpace {
   // A new page, free and without a fence, numbered page_count().
   void AddPage();
 
-  // Makes [offset, offset + length) of the page one used node and returns it; where it is a page or
-  // more, of that page and those behind it.
-  // pre: these granules are free, and of one page or whole pages; `within` is the node that holds
-  // the first of them.
+  // Makes [offset, offset + length) of the page one used node and returns it. A length of a page or
+  // more takes in the pages behind it. pre: these granules are free, and lie in one page or are
+  // whole pages; `within` is the node that holds the first of them.
   NodeId Take(NodeId within, PageId page, Granules offset, Granules length);
 
   // Allocates what Give() needs behind the fence, so that it cannot throw.
@@ -128,20 +127,20 @@ class PageSpace {
       behind_.resize(Index(fence) + std::size_t{1}, NodeId::kNone);
   }
 
-  // Frees a used node behind `fence`, joining neighbours of the same fence. Returns the node that
-  // now holds it. pre: ReserveFence(fence).
+  // Frees a used node behind `fence` and joins it to neighbours of the same fence. Returns the node
+  // that now holds it. pre: ReserveFence(fence).
   NodeId Give(NodeId used, FenceId fence);
 
-  // What is behind the fence is behind `now`, joining neighbours. Of nodes that become one the first
+  // Moves all that is behind the fence behind `now`, joining neighbours; the first of joined nodes
   // survives. O(nodes behind it). pre: not kOpen; ReserveFence(now).
   void OpenFence(FenceId fence, FenceId now = FenceId::kOpen);
 
-  // Puts what is free of the pages before `end` behind the fence, joining neighbours as OpenFence()
-  // does. pre: ReserveFence(fence), and ReservePages(0).
+  // Puts the free bytes of the pages before `end` behind the fence, joining neighbours as
+  // OpenFence() does. pre: ReserveFence(fence), and ReservePages(0).
   void Hold(PageId end, FenceId fence);
 
-  // Page p is called number[p] from now on; those numbered RangeTable::Renumbering::kGone, which
-  // are free, are no more. pre: the numbers of the others follow one another from 0.
+  // Renumbers page p to number[p]. Pages numbered RangeTable::Renumbering::kGone, which are free,
+  // go. pre: the numbers of the others follow one another from 0.
   void Renumber(const std::vector<uint32_t>& number) noexcept;
 
   // Recomputes the invariants; throws InternalError.
@@ -154,16 +153,16 @@ class PageSpace {
     uint32_t large_pieces = 0;
   };
 
-  // What a block may add to the nodes below a page: three each in its first and its last page.
+  // The most nodes below a page that a block adds: three each in its first and its last page.
   static constexpr std::size_t kMostSplits = 6;
 
-  // However those of whole pages are cut, there are no more of them than pages.
+  // However nodes of whole pages are cut, there are no more of them than pages.
   std::size_t most_nodes() const { return nodes_.size() - spare_nodes_.size() + page_count(); }
   void GrowBy(uint32_t more_pages, std::size_t splits);
   Node& at(NodeId id) { return nodes_[Index(id)]; }
   NodeId NewNode(const Node& node);
   void Splice(NodeId left, NodeId right);  // makes them neighbours
-  // What stands beside the node in its page; beside whole pages, also in the pages around.
+  // The neighbours of the node in its page; of whole pages, also in the pages around.
   NodeId Before(NodeId id) const;
   NodeId Behind(NodeId id) const;
   NodeId SplitAt(NodeId id, PageId page, uint32_t offset);

@@ -36,11 +36,11 @@ PathPosition GraphOrder::PositionOf(CaptureId capture, GraphNode node) {
 void GraphOrder::Meet(GraphNode node) {
   const bool waits = driver_.Dependencies(node, &asked_);
   met_.push_back({.node = node, .waits = waits, .first = before_.size(), .next = before_.size()});
-  if (!waits) return;  // what comes before it does not matter: nobody gets past it
+  if (!waits) return;  // no reach gets past it, so its dependencies do not matter
   for (const GraphNode before : asked_) before_.push_back({.node = before, .position = {}});
 }
 
-// pre: it is known where all that it depends on stands.
+// pre: the places of all its dependencies are known.
 PathPosition GraphOrder::Append(const Met& met, Positions& positions) {
   const std::span<const Before> before = std::span(before_).subspan(met.first);
   const PathId id = PathFor(before);
@@ -59,7 +59,7 @@ PathPosition GraphOrder::Append(const Met& met, Positions& positions) {
   return position;
 }
 
-// One that ends with a node that the new one depends on, or a new one.
+// A path that ends with a dependency of the new node, or a new path.
 PathId GraphOrder::PathFor(std::span<const Before> before) {
   for (const auto& [node, position] : before) {
     if (position.index + 1 == paths_[Index(position.path)].length) return position.path;
@@ -93,13 +93,12 @@ void GraphOrder::Advance(Reach& reach, const Frontier& frontier, std::vector<Ste
     stopped |= !paths_[Index((*steps)[i].path)].waits;
   }
   if (!stopped) return;
-  // Not even what was in an earlier frontier stands: the stream may have gone on without waiting
-  // for it.
+  // Even an earlier frontier does not count: the stream may not have waited for it.
   take_back();
   reach = {.counts = {}, .stopped = true};
 }
 
-// Throws with `steps` telling what has changed.
+// Throws with `steps` saying what has changed.
 void GraphOrder::Extend(Reach& reach, std::vector<Step>* steps) {
   if (reach.counts.size() < paths_.size()) reach.counts.resize(paths_.size());
   while (!todo_.empty()) {
@@ -124,7 +123,7 @@ std::size_t ProofTable::AddStream(CaptureId capture) {
   const std::size_t number = streams_.size();
   streams_.emplace_back().capture = capture;
   try {
-    for (Stream& stream : streams_) stream.loans.resize(streams_.size());
+    for (Stream& stream : streams_) stream.leases.resize(streams_.size());
     for (std::size_t i = 0; i < fences_.size(); ++i) {
       const auto fence = static_cast<FenceId>(i);
       if (Contains(fence)) Wait(number, fence);
@@ -147,10 +146,10 @@ void ProofTable::Add(FenceId fence, CaptureId capture, std::span<const GraphNode
   added.count = static_cast<uint32_t>(nodes.size());
   try {
     for (std::size_t stream = 0; stream < streams_.size(); ++stream) {
-      if (!Wait(stream, fence)) Lend(fence, stream);
+      if (!Wait(stream, fence)) Lease(fence, stream);
     }
   } catch (...) {
-    added.count = 0;  // what waits for it by now is passed over
+    added.count = 0;  // its waiters are passed over
     throw;
   }
   last_ = fence;
@@ -172,41 +171,41 @@ bool ProofTable::IsProven(FenceId fence, std::size_t stream) const {
   return Owns(stream, known) || !FirstMissing(streams_[stream], known);
 }
 
-bool ProofTable::IsLent(FenceId fence, std::size_t stream) const {
+bool ProofTable::IsLeased(FenceId fence, std::size_t stream) const {
   const std::optional<std::size_t> owner = fences_[Index(fence)].owner;
   return IsProven(fence, stream) &&
-         (!owner || owner == stream || streams_[*owner].loans[stream] != Loan::kRefused);
+         (!owner || owner == stream || streams_[*owner].leases[stream] != LeaseState::kRefused);
 }
 
 void ProofTable::NoteGrowth(std::size_t stream) {
-  std::ranges::replace(streams_[stream].loans, Loan::kOut, Loan::kRefused);
+  std::ranges::replace(streams_[stream].leases, LeaseState::kOut, LeaseState::kRefused);
 }
 
-bool ProofTable::Lend(FenceId fence, std::size_t stream) {
+bool ProofTable::Lease(FenceId fence, std::size_t stream) {
   const std::optional<std::size_t> owner = fences_[Index(fence)].owner;
   if (!owner || owner == stream) return true;
   Receive(stream, *owner);
-  Loan& loan = streams_[*owner].loans[stream];
-  if (loan == Loan::kRefused) {
+  LeaseState& lease = streams_[*owner].leases[stream];
+  if (lease == LeaseState::kRefused) {
     streams_[stream].refused.push_back(fence);
     return false;
   }
-  loan = Loan::kOut;
+  lease = LeaseState::kOut;
   return true;
 }
 
 void ProofTable::Receive(std::size_t stream, std::size_t other) {
-  Loan& loan = streams_[stream].loans[other];
-  if (loan == Loan::kRefused) {
+  LeaseState& lease = streams_[stream].leases[other];
+  if (lease == LeaseState::kRefused) {
     std::vector<FenceId>& refused = streams_[other].refused;
     std::erase_if(refused, [this](FenceId fence) { return !Contains(fence); });
-    const auto lent = std::partition(refused.begin(), refused.end(), [&](FenceId fence) {
+    const auto leased = std::partition(refused.begin(), refused.end(), [&](FenceId fence) {
       return fences_[Index(fence)].owner != stream;
     });
-    streams_[other].proven.insert(streams_[other].proven.end(), lent, refused.end());
-    refused.erase(lent, refused.end());
+    streams_[other].proven.insert(streams_[other].proven.end(), leased, refused.end());
+    refused.erase(leased, refused.end());
   }
-  loan = Loan::kNone;
+  lease = LeaseState::kNone;
 }
 
 void ProofTable::Forfeit(std::size_t number) {
@@ -215,7 +214,7 @@ void ProofTable::Forfeit(std::size_t number) {
   stream.owns_from = static_cast<uint32_t>(nodes_.size());
   stream.proven.clear();
   stream.refused.clear();
-  last_ = FenceId::kOpen;  // so that LastLike() finds none of before
+  last_ = FenceId::kOpen;  // LastLike() must find no earlier fence
 }
 
 std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier& frontier) {
@@ -225,7 +224,7 @@ std::span<const FenceId> ProofTable::Advance(std::size_t number, const Frontier&
   return stream.proven;
 }
 
-// Those who wait at what the stream has reached of the path: one after the other, each of which is
+// Tells those that wait at what the stream has reached of the path, one after the other. Each is
 // told before it goes.
 void ProofTable::Tell(std::size_t number, PathId path) {
   Stream& stream = streams_[number];
@@ -236,7 +235,7 @@ void ProofTable::Tell(std::size_t number, PathId path) {
   while (next()) {
     const FenceId fence = stream.queues[Index(path)].front().fence;
     ReserveMore(stream.proven, 1);
-    if (Contains(fence) && !Wait(number, fence) && Lend(fence, number)) {
+    if (Contains(fence) && !Wait(number, fence) && Lease(fence, number)) {
       stream.proven.push_back(fence);
     }
     std::vector<Waiter>& queue = stream.queues[Index(path)];

@@ -69,26 +69,27 @@ TEST_F(ProofTableTest, ContainsWhatWasAddedSinceTheLastClear) {
   EXPECT_THAT(Advance(b, kB), ElementsAre(kFence7)) << "nothing of the old capture is in the way";
 }
 
-// A lends to B, until it had to make the pool grow meanwhile: then not before it gets something back.
+// A leases to B, until it had to make the pool grow meanwhile: then not before it gets something
+// back.
 TEST_F(ProofTableTest, AStreamThatMadeThePoolGrowLendsNoMoreBeforeItReceives) {
   const std::size_t a = AddStream();
   const std::size_t b = AddStream();
   proofs_.NoteGrowth(a);
   Add(kFence1, {Launch(kA)}, a);
   Join(kB, kA);
-  EXPECT_THAT(Advance(b, kB), ElementsAre(kFence1)) << "it had lent nothing before it grew";
+  EXPECT_THAT(Advance(b, kB), ElementsAre(kFence1)) << "it had leased nothing before it grew";
   proofs_.NoteGrowth(a);
   const GraphNode later = Launch(kA);
   Add(kFence2, {later}, a);
   Join(kB, kA);
   EXPECT_THAT(Advance(b, kB), IsEmpty());
   EXPECT_TRUE(proofs_.IsProven(kFence2, b));
-  EXPECT_FALSE(proofs_.IsLent(kFence2, b));
-  EXPECT_TRUE(proofs_.IsLent(kFence2, a));
+  EXPECT_FALSE(proofs_.IsLeased(kFence2, b));
+  EXPECT_TRUE(proofs_.IsLeased(kFence2, a));
   Add(FenceId{3}, {later}, a);
-  EXPECT_FALSE(proofs_.IsLent(FenceId{3}, b)) << "nor what is proven as soon as it is freed";
+  EXPECT_FALSE(proofs_.IsLeased(FenceId{3}, b)) << "nor what is proven as soon as it is freed";
   Add(FenceId{4}, {later});
-  EXPECT_TRUE(proofs_.IsLent(FenceId{4}, b)) << "nobody's own";
+  EXPECT_TRUE(proofs_.IsLeased(FenceId{4}, b)) << "nobody's own";
 
   Add(kFence7, {Launch(kB)}, b);
   Join(kA, kB);

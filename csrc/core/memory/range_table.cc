@@ -5,8 +5,8 @@
 #include "core/base/error.h"
 
 namespace cgp {
-// What a Map() has done so far, undone in reverse unless it is kept. Undoing is legal during a
-// capture because nothing can have used what it takes back.
+// What a Map() has done so far, undone in reverse unless it succeeds. Undoing is legal in a
+// capture, since nothing can have used what it takes back.
 class RangeTable::Undo {
  public:
   explicit Undo(RangeTable& table) : table_(table) {}
@@ -14,9 +14,9 @@ class RangeTable::Undo {
   Undo& operator=(const Undo&) = delete;
 
   ~Undo() {
-    if (kept) return;
-    // What the driver fails to undo is tried again by Shrink(): the error that brought us here is
-    // the one to report. There is room to remember it.
+    if (succeeded) return;
+    // Shrink() tries again what the driver fails to undo: the error that brought us here is the one
+    // to report. There is room to record it.
     bool is_stuck = false;
     for (const Mapping& mapping : mapped) {
       if (Attempt([&] { table_.driver_.Unmap(mapping.address, mapping.bytes); })) continue;
@@ -31,7 +31,7 @@ class RangeTable::Undo {
       if (!is_stuck && Attempt([&] { table_.driver_.FreeAddresses(all.address, all.bytes); }))
         table_.reservations_.pop_back();
       table_.page_at_.resize(Index(range.first));
-      table_.range_of_group_.resize(Index(range.first) / kSlotGroup);
+      table_.range_of_group_.resize(Index(range.first) / kVpageGroup);
       table_.ranges_.pop_back();
     }
     for (; created > 0; --created) {
@@ -42,7 +42,7 @@ class RangeTable::Undo {
     }
   }
 
-  bool kept = false;
+  bool succeeded = false;
   uint32_t created = 0;
   bool reserved = false;
   uint32_t* room = nullptr;  // at the end that grows of a range that was there before
@@ -55,12 +55,12 @@ class RangeTable::Undo {
 RangeTable::RangeTable(Driver& driver, Granules page_size)
     : driver_(driver), page_bytes_(page_size.bytes()) {}
 
-// What the driver does not take back is leaked: a destructor has nobody to tell.
+// What the driver does not take back is leaked: a destructor can tell nobody.
 RangeTable::~RangeTable() {
-  Attempt([this] { Shrink(*PrepareShrink(std::vector<bool>(slot_limit()))); });
+  Attempt([this] { Shrink(*PrepareShrink(std::vector<bool>(vpage_limit()))); });
 }
 
-SlotId RangeTable::Map(const MappingPlan& plan) {
+VirtualPage RangeTable::Map(const MappingPlan& plan) {
   CGP_CHECK(!plan.handles.empty());
   const uint32_t count = PagesOf(plan);
   Undo undo(*this);
@@ -68,7 +68,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   ReserveMore(stuck_mappings_, plan.handles.size());
   ReserveMore(unreleased_, plan.handles.size());
 
-  // Physical memory first: it is what runs out, and it is undone without unmapping.
+  // Physical memory comes first: it is what runs out, and undoing it unmaps nothing.
   std::vector<PageId> handles = plan.handles;
   for (PageId& handle : handles) {
     if (!MappingPlan::IsNew(handle)) continue;
@@ -79,7 +79,7 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
   for (const PageId handle : handles) {
     CGP_CHECK(handle_begin(handle) == handle);
     for (PageId page = handle; page < handle_end(handle); ++page) {
-      ReserveMore(pages_[Index(page)].slots, 1);
+      ReserveMore(pages_[Index(page)].vpages, 1);
     }
   }
   const RangeId id = plan.range ? *plan.range : ReserveRange(plan, undo);
@@ -99,15 +99,15 @@ SlotId RangeTable::Map(const MappingPlan& plan) {
     next += bytes;
   }
   driver_.SetAccess(address, count * page_bytes_);
-  undo.kept = true;
+  undo.succeeded = true;
 
-  const SlotId first = range.first + begin;
-  SlotId slot = first;
+  const VirtualPage first = range.first + begin;
+  VirtualPage vpage = first;
   for (const PageId handle : handles) {
-    for (PageId page = handle; page < handle_end(handle); ++page, ++slot) {
-      page_at_[Index(slot)] = page;
-      std::vector<SlotId>& slots = pages_[Index(page)].slots;
-      slots.insert(std::ranges::upper_bound(slots, slot), slot);
+    for (PageId page = handle; page < handle_end(handle); ++page, ++vpage) {
+      page_at_[Index(vpage)] = page;
+      std::vector<VirtualPage>& vpages = pages_[Index(page)].vpages;
+      vpages.insert(std::ranges::upper_bound(vpages, vpage), vpage);
     }
   }
   for (const PageId handle : handles) {
@@ -142,7 +142,7 @@ void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
   ++undo.created;
 }
 
-uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kSlotGroup) / 2; }
+uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kVpageGroup) / 2; }
 
 uint32_t RangeTable::CapacityFor(const MappingPlan& plan) const {
   // Addresses are nearly free, so a range gets room to double, at either end.
@@ -150,32 +150,32 @@ uint32_t RangeTable::CapacityFor(const MappingPlan& plan) const {
   const uint32_t front = RoomInFront(pages);
   const uint32_t room = std::max(plan.room, ranges_.empty() ? kRoomOfFirst : 0);
   const uint32_t wanted = front + pages + std::max(front, room);
-  return (wanted + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
+  return (wanted + kVpageGroup - 1) / kVpageGroup * kVpageGroup;
 }
 
-uint32_t RangeTable::MostSlotsAfter(const MappingPlan& plan) const {
-  return slot_limit() + (plan.range ? 0 : CapacityFor(plan));
+uint32_t RangeTable::MostVpagesAfter(const MappingPlan& plan) const {
+  return vpage_limit() + (plan.range ? 0 : CapacityFor(plan));
 }
 
 RangeId RangeTable::ReserveRange(const MappingPlan& plan, Undo& undo) {
   Range range;
   range.capacity = CapacityFor(plan);
   range.apart = plan.room > 0;
-  range.first = SlotId{slot_limit()};
+  range.first = VirtualPage{vpage_limit()};
   range.mapped_begin = range.mapped_end = RoomInFront(PagesOf(plan));
   range.room_front = range.mapped_begin;
   range.room_back = range.capacity - range.mapped_end;
-  CGP_CHECK(uint64_t{slot_limit()} + range.capacity <
+  CGP_CHECK(uint64_t{vpage_limit()} + range.capacity <
             Index(MappingPlan::NewHandle(MappingPlan::kMaxNewPages)));
 
   ReserveMore(ranges_, 1);
   ReserveMore(reservations_, 1);
   ReserveMore(page_at_, range.capacity);
-  ReserveMore(range_of_group_, range.capacity / kSlotGroup);
+  ReserveMore(range_of_group_, range.capacity / kVpageGroup);
   range.address = driver_.Reserve(range.capacity * page_bytes_);
   range.reservation = static_cast<uint32_t>(reservations_.size());
   page_at_.resize(page_at_.size() + range.capacity);
-  range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
+  range_of_group_.resize(page_at_.size() / kVpageGroup, static_cast<RangeId>(ranges_.size()));
   ranges_.push_back(range);
   reservations_.push_back({range.address, range.capacity * page_bytes_, 1});
   undo.reserved = true;
@@ -204,28 +204,28 @@ bool RangeTable::Release(const PhysicalHandle& handle, std::exception_ptr* error
 
 bool RangeTable::BeginsRow(uint32_t page) const {
   if (page == 0) return true;
-  const auto beside = [this](SlotId before, SlotId slot) {
-    return Index(before) + 1 == Index(slot) && range_of(before) == range_of(slot);
+  const auto beside = [this](VirtualPage before, VirtualPage vpage) {
+    return Index(before) + 1 == Index(vpage) && range_of(before) == range_of(vpage);
   };
-  return !std::ranges::equal(pages_[page - 1].slots, pages_[page].slots, beside);
+  return !std::ranges::equal(pages_[page - 1].vpages, pages_[page].vpages, beside);
 }
 
 void RangeTable::NoteRow(uint32_t page) { row_begins_.SetRange(page, page + 1, BeginsRow(page)); }
 
 std::optional<RangeId> RangeTable::NewestWithRoom(uint32_t pages) const {
   if (page_count() == 0) return std::nullopt;
-  const RangeId newest = range_of(slots_of(PageId{page_count() - 1}).front());
+  const RangeId newest = range_of(vpages_of(PageId{page_count() - 1}).front());
   const bool has_room = range(newest).room_back >= pages && !range(newest).apart;
   return has_room ? std::optional(newest) : std::nullopt;
 }
 
 bool RangeTable::Shows(RangeId range, PageId page) const {
-  const auto slot = std::ranges::lower_bound(slots_of(page), ranges_[Index(range)].first);
-  return slot != slots_of(page).end() && range_of(*slot) == range;
+  const auto vpage = std::ranges::lower_bound(vpages_of(page), ranges_[Index(range)].first);
+  return vpage != vpages_of(page).end() && range_of(*vpage) == range;
 }
 
 void RangeTable::Check() const {
-  std::vector<std::vector<SlotId>> slots(page_count());
+  std::vector<std::vector<VirtualPage>> vpages(page_count());
   for (uint32_t r = 0; r < range_count(); ++r) {
     const Range& here = ranges_[r];
     CGP_CHECK(here.mapped_begin < here.mapped_end && here.mapped_end <= here.capacity);
@@ -235,16 +235,16 @@ void RangeTable::Check() const {
     const Address front = here.address + (here.mapped_begin - here.room_front) * page_bytes_;
     const Address back = here.address + (here.mapped_end + here.room_back) * page_bytes_;
     CGP_CHECK(around.address <= front && back <= around.address + around.bytes);
-    CGP_CHECK(Index(here.first) % kSlotGroup == 0 && here.capacity % kSlotGroup == 0);
-    for (SlotId slot = here.begin(); slot < here.end(); ++slot) {
-      CGP_CHECK(Index(range_of(slot)) == r && Index(page_at(slot)) < page_count());
-      slots[Index(page_at(slot))].push_back(slot);
+    CGP_CHECK(Index(here.first) % kVpageGroup == 0 && here.capacity % kVpageGroup == 0);
+    for (VirtualPage vpage = here.begin(); vpage < here.end(); ++vpage) {
+      CGP_CHECK(Index(range_of(vpage)) == r && Index(page_at(vpage)) < page_count());
+      vpages[Index(page_at(vpage))].push_back(vpage);
     }
   }
-  const auto together = [this](SlotId a, SlotId b) { return range_of(a) == range_of(b); };
+  const auto together = [this](VirtualPage a, VirtualPage b) { return range_of(a) == range_of(b); };
   for (uint32_t p = 0; p < page_count(); ++p) {
-    CGP_CHECK(!slots[p].empty() && slots[p] == pages_[p].slots);
-    CGP_CHECK(std::ranges::adjacent_find(slots[p], together) == slots[p].end());
+    CGP_CHECK(!vpages[p].empty() && vpages[p] == pages_[p].vpages);
+    CGP_CHECK(std::ranges::adjacent_find(vpages[p], together) == vpages[p].end());
     CGP_CHECK(row_begins_.Contains(p) == BeginsRow(p));
   }
   uint64_t ranges = 0;
@@ -257,7 +257,7 @@ void RangeTable::Check() const {
     const PhysicalHandle& handle = handles_[h];
     CGP_CHECK(Index(handle.first) == end && handle.pages > 0);
     end += handle.pages;
-    mappings += slots_of(handle.first).size();
+    mappings += vpages_of(handle.first).size();
     for (uint32_t page = Index(handle.first); page < end; ++page) {
       CGP_CHECK(pages_[page].handle == h);
       CGP_CHECK(page == Index(handle.first) || !BeginsRow(page));

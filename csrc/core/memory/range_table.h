@@ -1,29 +1,29 @@
-// What is mapped where: the pool's physical pages, and the ranges of addresses behind which they
-// stand.
+// What is mapped where: the pool's physical pages, and the ranges of addresses that show them.
 //
-// A handle is what the driver makes and maps: consecutive pages, always mapped together and in
-// order, for the price of one. Everything else is counted in pages.
+// The driver makes and maps handles: a handle is a run of pages, always mapped together and in
+// order, for the price of one page. All else here is counted in pages.
 //
-// A range is one reservation of addresses, cut into slots of one page each; a run of its slots is
-// mapped, and it may grow at both ends until the reservation is used up. Slots are numbered through
-// all ranges, so that one flat table says which page a slot shows:
+// A range is one reservation of addresses. A virtual page (`vpage`) is one page's width of it. A
+// run of the range's virtual pages is mapped, and may grow at both ends until the reservation is
+// used up. Virtual pages are numbered through all ranges, so one flat table says which page each
+// shows:
 //
-//     slots      0 ........ 63 | 64 ............... 191 | ...
+//     vpages     0 ........ 63 | 64 ............... 191 | ...
 //     range      r0            | r1                     |
 //     mapped        [p0 p1]    |       [p1 p2 p0 p3]    |   (a page may stand in several)
 //
 // invariants:
-//   page_at(s) == p  <=>  s is in slots_of(p)  <=>  s is mapped
-//   the mapped slots of a range are consecutive
+//   page_at(v) == p  <=>  v is in vpages_of(p)  <=>  v is mapped
+//   the mapped virtual pages of a range are consecutive
 //   no page stands twice in one range, so a block never meets itself
-//   the handles tile the pages; where a handle's first page stands, its others follow
-//   mapping_count() == sum over handles of |slots_of(first page)|
-//   sum of |slots_of(p)| == sum of the ranges' mapped lengths
-//   p is in row_begins_  <=>  p and the page before it do not stand side by side wherever they stand
+//   the handles tile the pages; wherever a handle's first page stands, its others follow
+//   mapping_count() == sum over handles of |vpages_of(first page)|
+//   sum of |vpages_of(p)| == sum of the ranges' mapped lengths
+//   p is in row_begins_  <=>  p or the page before it stands somewhere without the other beside it
 //   sum of reservations_[i].ranges == range_count(); each range's addresses lie in its reservation
 // This is a resource: what Map() adds stays until Shrink() or the destructor unmaps it. Shrink()
-// numbers what is left anew, so that pages, slots and ranges are always counted from 0 without a
-// gap. A range that loses mappings in its middle becomes several, of one reservation.
+// renumbers what is left, so pages, virtual pages and ranges are always counted from 0 without a
+// gap. A range that loses mappings in its middle becomes several ranges of one reservation.
 #pragma once
 
 #include <cstdint>
@@ -40,14 +40,14 @@
 
 namespace cgp {
 
-// Where bytes begin, `offset` granules into the slot; they go on through the slots that follow.
+// Where bytes begin: `offset` granules into the virtual page. They go on through those that follow.
 struct Placement {
-  SlotId slot{};
+  VirtualPage vpage{};
   uint32_t offset = 0;
 
-  // The granule of that number, counted through all slots.
+  // The granule of that number, counted through all virtual pages.
   static Placement OfGranule(uint64_t number, Granules page_size) {
-    return {SlotId{static_cast<uint32_t>(Granules(number) / page_size)},
+    return {VirtualPage{static_cast<uint32_t>(Granules(number) / page_size)},
             static_cast<uint32_t>((Granules(number) % page_size).count())};
   }
   bool operator==(const Placement&) const = default;
@@ -55,7 +55,7 @@ struct Placement {
 
 // Which handles to map where.
 struct MappingPlan {
-  // Stands for a handle of so many pages that does not exist yet. pre: 1 <= pages <= kMaxNewPages.
+  // Stands for a new handle of that many pages. pre: 1 <= pages <= kMaxNewPages.
   static constexpr PageId NewHandle(uint32_t pages) { return PageId{~uint32_t{0} - (pages - 1)}; }
   static constexpr PageId kNewPage{~uint32_t{0}};  // NewHandle(1)
   static constexpr uint32_t kMaxNewPages = 1 << 16;
@@ -66,15 +66,15 @@ struct MappingPlan {
   static constexpr uint32_t NewPages(PageId handle) { return ~uint32_t{0} - Index(handle) + 1; }
 
   std::optional<RangeId> range;  // none: a new range
-  // A new range has room for so many more pages behind, at least, which NewestWithRoom() leaves to
-  // who asked for it.
+  // A new range gets room for at least so many more pages behind. NewestWithRoom() leaves that room
+  // to whoever asked for it.
   uint32_t room = 0;
   bool at_front = false;  // before the range's first page rather than behind its last
-  // In the order of addresses: existing handles, each named by its first page and not yet in the
-  // range, and new ones.
+  // In the order of addresses: new handles, and existing ones that the range does not show yet,
+  // each named by its first page.
   std::vector<PageId> handles;
 
-  // How many pages do not exist yet.
+  // How many new pages the plan makes.
   uint32_t new_pages() const {
     uint32_t pages = 0;
     for (const PageId handle : handles) pages += IsNew(handle) ? NewPages(handle) : 0;
@@ -85,10 +85,10 @@ struct MappingPlan {
 class RangeTable {
  public:
   struct Range {
-    Address address = 0;    // of slot `first`
-    SlotId first{};         // the first slot of the reservation
-    uint32_t capacity = 0;  // slots reserved
-    // [mapped_begin, mapped_end) of them are mapped, counted from `first`.
+    Address address = 0;    // of virtual page `first`
+    VirtualPage first{};    // the first virtual page of the reservation
+    uint32_t capacity = 0;  // virtual pages reserved
+    // [mapped_begin, mapped_end) of these are mapped, counted from `first`.
     uint32_t mapped_begin = 0;
     uint32_t mapped_end = 0;
 
@@ -97,19 +97,19 @@ class RangeTable {
     uint32_t room_front = 0;
     uint32_t room_back = 0;
     uint32_t reservation = 0;
-    bool pinned = false;  // a captured graph or a checkpoint may come back to its addresses
+    bool pinned = false;  // a captured graph or a checkpoint may use its addresses again
     bool apart = false;   // see MappingPlan::room
 
     uint32_t mapped() const { return mapped_end - mapped_begin; }
-    SlotId begin() const { return first + mapped_begin; }
-    SlotId end() const { return first + mapped_end; }
+    VirtualPage begin() const { return first + mapped_begin; }
+    VirtualPage end() const { return first + mapped_end; }
   };
 
-  // Slots are handed to ranges in groups, so that one entry for each says whose they are.
-  static constexpr uint32_t kSlotGroup = 64;
+  // Ranges get virtual pages in groups, so that one entry for each group says whose they are.
+  static constexpr uint32_t kVpageGroup = 64;
 
-  // The slots that the first range keeps for growth at its back, so that it can come to show a
-  // whole pool: 8 GiB of pages of 2 MiB, of the 128 TiB of addresses that a process has.
+  // The virtual pages that the first range reserves behind its end, so that it can come to show a
+  // whole pool. They are 8 GiB of pages of 2 MiB; a process has 128 TiB of addresses.
   static constexpr uint32_t kRoomOfFirst = 4096;
 
   RangeTable(Driver& driver, Granules page_size);
@@ -117,50 +117,53 @@ class RangeTable {
   RangeTable(const RangeTable&) = delete;
   RangeTable& operator=(const RangeTable&) = delete;
 
-  // Makes the new handles of the plan (their pages numbered from page_count() on, in the order of
-  // the plan) and maps all its handles. Returns the slot of the first page. A failing driver call,
-  // or a lack of memory, throws with all that came before it undone. What the driver then fails to
-  // undo is left to Shrink() and the destructor.
-  SlotId Map(const MappingPlan& plan);
-  // slot_limit() is at most that once the plan is carried out.
-  uint32_t MostSlotsAfter(const MappingPlan& plan) const;
+  // Makes the new handles of the plan, whose pages are numbered from page_count() on in the order
+  // of the plan, and maps all its handles. Returns the virtual page of the first page. A failed
+  // driver call, or a lack of memory, throws with all earlier steps undone. What the driver then
+  // fails to undo is left to Shrink() and the destructor.
+  VirtualPage Map(const MappingPlan& plan);
+  // An upper limit on vpage_limit() once the plan is carried out.
+  uint32_t MostVpagesAfter(const MappingPlan& plan) const;
 
-  // What pages and slots are called from now on: kGone for those that went.
+  // The new numbers of pages and virtual pages; kGone for those that went.
   struct Renumbering {
     static constexpr uint32_t kGone = std::numeric_limits<uint32_t>::max();
     std::vector<uint32_t> pages;
-    std::vector<uint32_t> slots;
-    std::exception_ptr error;  // of the driver: it kept what it would not let go of
+    std::vector<uint32_t> vpages;
+    std::exception_ptr error;  // of the driver, which still has what it failed to let go of
 
-    SlotId Of(SlotId slot) const { return SlotId{slots[Index(slot)]}; }
+    VirtualPage Of(VirtualPage vpage) const { return VirtualPage{vpages[Index(vpage)]}; }
   };
-  // Unmaps all slots but those that `keep` says, releases the handles that are mapped nowhere then,
-  // and gives back the addresses where nothing is mapped any more. Where the driver fails all else
-  // goes all the same: what it kept stays, and is for the next Shrink() to do. So is what an undo
-  // failed to give back. pre: the slots that one mapping of a handle takes go together; the device
-  // has finished with what goes, and nothing captures.
+  // Unmaps all virtual pages that `keep` does not name, releases the handles that are then mapped
+  // nowhere, and gives back addresses where nothing is mapped any more. Where the driver fails,
+  // everything else still goes. What it failed to let go of stays for the next Shrink(), and so
+  // does what an undo failed to give back. pre: the virtual pages of one mapping go together; the
+  // device has finished with what goes, and nothing captures.
+  //
+  // Shrink() does not throw: PrepareShrink() makes room for it, and for no other change of the
+  // table.
   //
   // It does not throw: PrepareShrink() makes room for it, and for nothing else that changes the
   // table.
   class Shrinking;
   std::shared_ptr<Shrinking> PrepareShrink(std::vector<bool> keep);
   Renumbering Shrink(Shrinking& prepared) noexcept;
-  // Upper limits on slot_limit() and range_count() after it.
-  uint32_t MostSlotsAfterShrink() const;
+  // Upper limits on vpage_limit() and range_count() after a Shrink().
+  uint32_t MostVpagesAfterShrink() const;
   uint32_t MostRangesAfterShrink() const { return static_cast<uint32_t>(mapping_count_); }
-  // What the pool still has of handles that the driver failed to take back, or to unmap.
+  // The pages of handles that the driver failed to release or to unmap.
   uint64_t unreleased_pages() const {
     uint64_t pages = 0;
     for (const PhysicalHandle& handle : unreleased_) pages += handle.pages;
     return pages;
   }
-  // Whether the driver failed to take back something that is mapped for nobody.
+  // Whether the driver failed to take back something that nobody has mapped.
   bool has_remains() const;
 
-  void Pin(SlotId slot) { ranges_[Index(range_of(slot))].pinned = true; }
+  void Pin(VirtualPage vpage) { ranges_[Index(range_of(vpage))].pinned = true; }
   void UnpinAll();
 
-  // Ranges by their addresses, to look up many; valid until the next Map() or Shrink().
+  // Ranges by their addresses, for many look-ups; valid until the next Map() or Shrink().
   using AddressIndex = std::map<Address, RangeId>;
   AddressIndex ByAddress() const;
   // pre: the address is mapped.
@@ -169,28 +172,30 @@ class RangeTable {
   // The reservation that the address lies in, if any.
   std::optional<AddressSpan> ReservationAround(Address address) const;
 
-  // Repeats the driver's SetAccess() for all that is mapped.
+  // Repeats Driver::SetAccess() for all that is mapped.
   void RefreshAccess();
 
   Granules page_size() const { return Granules(page_bytes_ / kGranuleBytes); }
   uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
-  // With those that the driver failed to take back.
+  // Includes those that the driver failed to take back.
   std::size_t handle_count() const { return handles_.size() + unreleased_.size(); }
   uint32_t range_count() const { return static_cast<uint32_t>(ranges_.size()); }
-  // How many handles are mapped, each counted as often as it is.
+  // How many handles are mapped, each counted once for each mapping.
   uint64_t mapping_count() const { return mapping_count_; }
-  uint32_t slot_limit() const { return static_cast<uint32_t>(page_at_.size()); }
+  uint32_t vpage_limit() const { return static_cast<uint32_t>(page_at_.size()); }
 
   const Range& range(RangeId id) const { return ranges_[Index(id)]; }
-  RangeId range_of(SlotId slot) const { return range_of_group_[Index(slot) / kSlotGroup]; }
-  // pre: the slot is mapped.
-  PageId page_at(SlotId slot) const { return page_at_[Index(slot)]; }
-  // The slots that show the page, in order, which is that of the age of their ranges; never empty.
-  const std::vector<SlotId>& slots_of(PageId page) const { return pages_[Index(page)].slots; }
+  RangeId range_of(VirtualPage vpage) const { return range_of_group_[Index(vpage) / kVpageGroup]; }
+  // pre: the virtual page is mapped.
+  PageId page_at(VirtualPage vpage) const { return page_at_[Index(vpage)]; }
+  // The virtual pages that show the page, those of older ranges first; never empty.
+  const std::vector<VirtualPage>& vpages_of(PageId page) const {
+    return pages_[Index(page)].vpages;
+  }
   bool Shows(RangeId range, PageId page) const;
-  // The range of the newest page, if so many more have room behind it and it is nobody's.
+  // The range of the newest page, if so many more have room behind it (see MappingPlan::room).
   std::optional<RangeId> NewestWithRoom(uint32_t pages) const;
-  // Pages from `page` to the one before this stand side by side wherever one of them stands.
+  // The end of a *row*: from `page` to here, pages stand side by side wherever one of them stands.
   PageId RowEnd(PageId page) const {
     return PageId{row_begins_.Next(Index(page) + 1).value_or(page_count())};
   }
@@ -203,8 +208,8 @@ class RangeTable {
   uint32_t PagesOf(const MappingPlan& plan) const;
 
   Address AddressOf(Placement place) const {
-    const Range& home = range(range_of(place.slot));
-    return home.address + (Index(place.slot) - Index(home.first)) * page_bytes_ +
+    const Range& owner = range(range_of(place.vpage));
+    return owner.address + (Index(place.vpage) - Index(owner.first)) * page_bytes_ +
            Granules(place.offset).bytes();
   }
 
@@ -214,7 +219,7 @@ class RangeTable {
  private:
   struct Page {
     uint32_t handle = 0;  // in handles_
-    std::vector<SlotId> slots;
+    std::vector<VirtualPage> vpages;
   };
   struct PhysicalHandle {
     Handle handle{};
@@ -235,7 +240,7 @@ class RangeTable {
 
   class Undo;
 
-  // Returns whether the call succeeded, and keeps the first error.
+  // Returns whether the call succeeded; the first error is recorded in *error.
   template <typename Call>
   static bool Attempt(Call&& call, std::exception_ptr* error = nullptr) noexcept {
     try {
@@ -246,7 +251,7 @@ class RangeTable {
       return false;
     }
   }
-  // Returns false if the pool still has it, be it behind a mapping that an undo failed to unmap.
+  // Returns false if the pool still has it, or an undo failed to unmap it.
   bool Release(const PhysicalHandle& handle, std::exception_ptr* error = nullptr) noexcept;
   bool BeginsRow(uint32_t page) const;
   void NoteRow(uint32_t page);
@@ -258,14 +263,14 @@ class RangeTable {
   Driver& driver_;
   const uint64_t page_bytes_;
   std::vector<Page> pages_;
-  IndexSet row_begins_;  // of page_count(), nothing is said of pages behind
+  IndexSet row_begins_;  // nothing is said of pages from page_count() on
   std::vector<PhysicalHandle> handles_;
-  // With room for handles_ too while a Shrink() is prepared.
+  // Has room for handles_ too while a Shrink() is prepared.
   std::vector<PhysicalHandle> unreleased_;
   std::vector<Range> ranges_;
   std::vector<Reservation> reservations_;
-  std::vector<PageId> page_at_;          // by slot
-  std::vector<RangeId> range_of_group_;  // by slot / kSlotGroup
+  std::vector<PageId> page_at_;          // by virtual page
+  std::vector<RangeId> range_of_group_;  // by virtual page / kVpageGroup
   uint64_t mapping_count_ = 0;
   std::vector<Mapping> stuck_mappings_;  // that an undo failed to unmap
 };

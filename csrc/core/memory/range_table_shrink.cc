@@ -9,8 +9,8 @@
 
 namespace cgp {
 
-// First the driver lets go of what it can, then the books are written anew from what it did. All
-// memory that this takes is allocated when it is prepared.
+// First the driver lets go of what it can. Then the tables are written anew from what it did. All
+// memory for this is allocated in advance.
 class RangeTable::Shrinking {
  public:
   Shrinking(RangeTable& table, std::vector<bool> keep);
@@ -38,9 +38,9 @@ class RangeTable::Shrinking {
   bool IsStuck(const Reservation& reservation) const noexcept;
 
   RangeTable& table_;
-  std::vector<bool> keep_;  // by slot; those that the driver does not let go of stay too
+  std::vector<bool> keep_;  // by virtual page; those that the driver does not let go of stay too
   Renumbering result_;
-  std::vector<uint32_t> reservations_;  // what each is called from now on
+  std::vector<uint32_t> reservations_;  // the new number of each
   std::vector<Range> ranges_;
   std::vector<PageId> page_at_;
   std::vector<RangeId> range_of_group_;
@@ -49,10 +49,10 @@ class RangeTable::Shrinking {
 RangeTable::Shrinking::Shrinking(RangeTable& table, std::vector<bool> keep)
     : table_(table), keep_(std::move(keep)), reservations_(table.reservations_.size()) {
   result_.pages.assign(table.page_count(), Renumbering::kGone);
-  result_.slots.assign(table.slot_limit(), Renumbering::kGone);
+  result_.vpages.assign(table.vpage_limit(), Renumbering::kGone);
   ranges_.reserve(table.MostRangesAfterShrink());
-  page_at_.reserve(table.MostSlotsAfterShrink());
-  range_of_group_.reserve(table.MostSlotsAfterShrink() / kSlotGroup);
+  page_at_.reserve(table.MostVpagesAfterShrink());
+  range_of_group_.reserve(table.MostVpagesAfterShrink() / kVpageGroup);
   table.unreleased_.reserve(table.unreleased_.size() + table.handles_.size());
 }
 
@@ -68,28 +68,28 @@ void RangeTable::Shrinking::RetryRemains() noexcept {
 void RangeTable::Shrinking::LetGoOf(const PhysicalHandle& handle) noexcept {
   const uint64_t bytes = handle.pages * table_.page_bytes_;
   bool mapped = false;
-  for (const SlotId slot : table_.slots_of(handle.first)) {
-    if (!keep_[Index(slot)] &&
-        Attempt([&] { table_.driver_.Unmap(table_.AddressOf({slot}), bytes); })) {
+  for (const VirtualPage vpage : table_.vpages_of(handle.first)) {
+    if (!keep_[Index(vpage)] &&
+        Attempt([&] { table_.driver_.Unmap(table_.AddressOf({vpage}), bytes); })) {
       --table_.mapping_count_;
     } else {
       mapped = true;
-      std::fill_n(keep_.begin() + Index(slot), handle.pages, true);
+      std::fill_n(keep_.begin() + Index(vpage), handle.pages, true);
     }
   }
   if (!mapped && !table_.Release(handle, &result_.error)) table_.unreleased_.push_back(handle);
 }
 
-// Each run of slots that are still mapped becomes a range, with the room up to the next one.
+// Each run of virtual pages that stay mapped becomes a range, with the room up to the next one.
 void RangeTable::Shrinking::MovePieces(const Range& range) noexcept {
   const uint32_t first = Index(range.first);
-  const auto next = [&](uint32_t from, bool kept) {
-    while (from < range.mapped_end && keep_[first + from] != kept) ++from;
+  const auto next = [&](uint32_t from, bool stays) {
+    while (from < range.mapped_end && keep_[first + from] != stays) ++from;
     return from;
   };
   const uint32_t limit = range.mapped_end + range.room_back;
   uint32_t room_from = range.mapped_begin - range.room_front;
-  uint32_t base = 0;  // the first keeps the addresses in front of it
+  uint32_t base = 0;  // the first has the addresses in front of it
   for (uint32_t begin = next(range.mapped_begin, true); begin < range.mapped_end;) {
     const uint32_t end = next(begin, false);
     const uint32_t behind = next(end, true);
@@ -100,12 +100,12 @@ void RangeTable::Shrinking::MovePieces(const Range& range) noexcept {
     piece.mapped_end = end - base;
     piece.room_front = begin - room_from;
     piece.room_back = room_end - end;
-    piece.capacity = (room_end - base + kSlotGroup - 1) / kSlotGroup * kSlotGroup;
-    piece.first = SlotId{static_cast<uint32_t>(page_at_.size())};
+    piece.capacity = (room_end - base + kVpageGroup - 1) / kVpageGroup * kVpageGroup;
+    piece.first = VirtualPage{static_cast<uint32_t>(page_at_.size())};
     page_at_.resize(page_at_.size() + piece.capacity);
-    range_of_group_.resize(page_at_.size() / kSlotGroup, static_cast<RangeId>(ranges_.size()));
-    const auto slots = result_.slots.begin() + first;
-    std::iota(slots + begin, slots + end, Index(piece.begin()));
+    range_of_group_.resize(page_at_.size() / kVpageGroup, static_cast<RangeId>(ranges_.size()));
+    const auto vpages = result_.vpages.begin() + first;
+    std::iota(vpages + begin, vpages + end, Index(piece.begin()));
     ++table_.reservations_[piece.reservation].ranges;
     ranges_.push_back(piece);
     begin = base = room_from = behind;
@@ -116,14 +116,14 @@ void RangeTable::Shrinking::MoveHandles() noexcept {
   uint32_t pages = 0;
   std::size_t handles = 0;
   for (PhysicalHandle handle : table_.handles_) {
-    const auto is_kept = [&](SlotId slot) { return keep_[Index(slot)]; };
-    if (std::ranges::none_of(table_.slots_of(handle.first), is_kept)) continue;
+    const auto stays = [&](VirtualPage vpage) { return keep_[Index(vpage)]; };
+    if (std::ranges::none_of(table_.vpages_of(handle.first), stays)) continue;
     for (uint32_t i = 0; i < handle.pages; ++i, ++pages) {
       Page page = std::move(table_.pages_[Index(handle.first) + i]);
-      std::erase_if(page.slots, std::not_fn(is_kept));
-      for (SlotId& slot : page.slots) {
-        slot = result_.Of(slot);
-        page_at_[Index(slot)] = PageId{pages};
+      std::erase_if(page.vpages, std::not_fn(stays));
+      for (VirtualPage& vpage : page.vpages) {
+        vpage = result_.Of(vpage);
+        page_at_[Index(vpage)] = PageId{pages};
       }
       page.handle = static_cast<uint32_t>(handles);
       result_.pages[Index(handle.first) + i] = pages;
@@ -154,7 +154,7 @@ void RangeTable::Shrinking::FreeReservations() noexcept {
   for (Range& range : table_.ranges_) range.reservation = reservations_[range.reservation];
 }
 
-// Whether something is mapped there still that an undo failed to unmap.
+// Whether something that an undo failed to unmap is still mapped there.
 bool RangeTable::Shrinking::IsStuck(const Reservation& reservation) const noexcept {
   return std::ranges::any_of(table_.stuck_mappings_, [&](const Mapping& mapping) {
     return mapping.address - reservation.address < reservation.bytes;
@@ -167,9 +167,9 @@ std::shared_ptr<RangeTable::Shrinking> RangeTable::PrepareShrink(std::vector<boo
 
 RangeTable::Renumbering RangeTable::Shrink(Shrinking& prepared) noexcept { return prepared.Run(); }
 
-// A range becomes no more ranges than it has mappings, each of whole groups of slots.
-uint32_t RangeTable::MostSlotsAfterShrink() const {
-  return slot_limit() + MostRangesAfterShrink() * kSlotGroup;
+// A range becomes no more ranges than it has mappings, each of whole groups of virtual pages.
+uint32_t RangeTable::MostVpagesAfterShrink() const {
+  return vpage_limit() + MostRangesAfterShrink() * kVpageGroup;
 }
 
 bool RangeTable::has_remains() const {
@@ -193,9 +193,9 @@ Placement RangeTable::At(Address address, const AddressIndex& index) const {
   auto at = index.upper_bound(address);
   CGP_CHECK(at != index.begin());
   const auto& [start, id] = *--at;
-  const uint64_t slots = (address - start) / page_bytes_;
-  CGP_CHECK(slots < range(id).mapped());
-  return {range(id).begin() + static_cast<uint32_t>(slots),
+  const uint64_t vpages = (address - start) / page_bytes_;
+  CGP_CHECK(vpages < range(id).mapped());
+  return {range(id).begin() + static_cast<uint32_t>(vpages),
           static_cast<uint32_t>((address - start) % page_bytes_ / kGranuleBytes)};
 }
 

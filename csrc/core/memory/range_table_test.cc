@@ -36,7 +36,7 @@ std::vector<PageId> PagesOf(const RangeTable& table, uint32_t range) {
   std::vector<PageId> pages;
   const RangeTable::Range& here = table.range(RangeId{range});
   for (uint32_t s = Index(here.begin()); s < Index(here.end()); ++s) {
-    pages.push_back(table.page_at(SlotId{s}));
+    pages.push_back(table.page_at(VirtualPage{s}));
   }
   return pages;
 }
@@ -44,21 +44,22 @@ std::vector<PageId> PagesOf(const RangeTable& table, uint32_t range) {
 // Everything that can be seen of a table.
 struct View {
   uint64_t mappings;
-  uint32_t slot_limit;
+  uint32_t vpage_limit;
   std::vector<std::vector<PageId>> ranges;
   std::vector<std::pair<Address, uint32_t>> mapped_from;
-  std::vector<std::vector<SlotId>> pages;
+  std::vector<std::vector<VirtualPage>> pages;
   bool operator==(const View&) const = default;
 };
 
 View See(const RangeTable& table) {
-  View view{table.mapping_count(), table.slot_limit(), {}, {}, {}};
+  View view{table.mapping_count(), table.vpage_limit(), {}, {}, {}};
   for (uint32_t r = 0; r < table.range_count(); ++r) {
     view.ranges.push_back(PagesOf(table, r));
     const RangeTable::Range& range = table.range(RangeId{r});
     view.mapped_from.emplace_back(range.address, range.mapped_begin);
   }
-  for (uint32_t p = 0; p < table.page_count(); ++p) view.pages.push_back(table.slots_of(PageId{p}));
+  for (uint32_t p = 0; p < table.page_count(); ++p)
+    view.pages.push_back(table.vpages_of(PageId{p}));
   return view;
 }
 
@@ -70,7 +71,7 @@ class RangeTableTest : public ::testing::Test {
     EXPECT_EQ(host_.usage(), HostUsage{}) << "the destructor left something behind";
   }
 
-  SlotId Map(const MappingPlan& plan) { return table_->Map(plan); }
+  VirtualPage Map(const MappingPlan& plan) { return table_->Map(plan); }
   RangeTable& table() { return *table_; }
 
   HostDriver host_{{.granularity = kPageBytes, .map_memory = false}};
@@ -80,13 +81,13 @@ class RangeTableTest : public ::testing::Test {
 
 TEST_F(RangeTableTest, AHandleOfSeveralPagesStandsWholeAndInOrder) {
   Map(InNewRange({kNewPair, kNewFour}));
-  const SlotId second = Map(InNewRange({PageId{2}, kNew, PageId{0}}));
+  const VirtualPage second = Map(InNewRange({PageId{2}, kNew, PageId{0}}));
   EXPECT_THAT(PagesOf(table(), 1), ElementsAre(PageId{2}, PageId{3}, PageId{4}, PageId{5},
                                                PageId{6}, PageId{0}, PageId{1}));
-  EXPECT_EQ(table().slots_of(PageId{1}).back(), SlotId{Index(second) + 6});
+  EXPECT_EQ(table().vpages_of(PageId{1}).back(), VirtualPage{Index(second) + 6});
   EXPECT_EQ(table().mapping_count(), 5u);
   EXPECT_EQ(host_.usage().mappings, 5u);
-  const SlotId front = Map(Before(1, {kNewPair}));
+  const VirtualPage front = Map(Before(1, {kNewPair}));
   EXPECT_EQ(Index(front), Index(second) - 2);
   EXPECT_THROW(Map(InNewRange({PageId{3}})), InternalError) << "not the first page of a handle";
 }

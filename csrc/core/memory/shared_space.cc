@@ -4,30 +4,30 @@
 
 namespace cgp {
 
-FreeView& SharedSpace::AddView(StreamId stream, FenceId own) {
-  if (stream_count_ == views_.size()) {
-    views_.push_back(std::make_unique<FreeView>(space_, ranges_, stream, own));
+FreeList& SharedSpace::AddFreeList(StreamId stream, FenceId own) {
+  if (stream_count_ == free_lists_.size()) {
+    free_lists_.push_back(std::make_unique<FreeList>(space_, ranges_, stream, own));
   } else {
-    FreeView& view = *views_[stream_count_];
-    view.MakeRoomForFence(own);
+    FreeList& list = *free_lists_[stream_count_];
+    list.MakeRoomForFence(own);
     ReserveWoken();
-    view.Assign(stream, own);
-    SetPasses(view, std::span(&own, 1), true);
+    list.Assign(stream, own);
+    SetPasses(list, std::span(&own, 1), true);
   }
-  return *views_[stream_count_++];
+  return *free_lists_[stream_count_++];
 }
 
 void SharedSpace::RemoveStreams() {
   for (; stream_count_ > 0; --stream_count_) {
-    FreeView& view = *views_[stream_count_ - 1];
-    const FenceId own = view.own_fence();
-    SetPasses(view, std::span(&own, 1), false);
+    FreeList& list = *free_lists_[stream_count_ - 1];
+    const FenceId own = list.own_fence();
+    SetPasses(list, std::span(&own, 1), false);
   }
 }
 
 void SharedSpace::ReserveTake(std::size_t blocks) {
   space_.ReservePages(0, blocks);
-  for (const auto& view : views_) view->MakeRoomForNodes();
+  for (const auto& list : free_lists_) list->MakeRoomForNodes();
 }
 
 bool SharedSpace::HasUntouchedPages(const Site& site, Granules length) const {
@@ -60,32 +60,32 @@ void SharedSpace::Give(const Site& site, Granules length, FenceId fence) {
   ForEachNode(site, length, [&](NodeId id) { GivePiece(id, fence, large); });
 }
 
-// A piece below a page. pre: `within` holds the granule at `offset` of the page, and the view that
-// chose the bytes sees them all as free. `large`: the block is of a page or more.
+// Takes a piece below a page. pre: `within` holds the granule at `offset` of the page, and all
+// bytes are free to the free list that chose them. `large`: the block is of a page or more.
 NodeId SharedSpace::TakePiece(NodeId within, PageId page, Granules offset, Granules length,
                               bool large) {
   NodeId last = within;
   while (Granules(space_.node(last).offset + space_.node(last).length) < offset + length) {
     last = space_.node(last).next;
   }
-  // The nodes beside it, which stay as they are, are unindexed and indexed with it: a view may see
-  // them without seeing what is taken. All of the page are where it comes to hold a large block.
+  // The unchanged nodes beside it are unindexed and indexed too: a free list may have them without
+  // having what is taken. All nodes of the page are, if the page comes to hold a large block.
   const bool all = large && !space_.holds_large(page);
   const NodeId before = all ? NodeId::kNone : space_.node(within).prev;
   const NodeId behind = all ? NodeId::kNone : space_.node(last).next;
   const auto from = [&] { return before == NodeId::kNone ? space_.first(page) : before; };
   const auto to = [&] { return behind == NodeId::kNone ? space_.last(page) : behind; };
-  for (const auto& view : views_) view->UnindexNodes(page, from(), to());
+  for (const auto& list : free_lists_) list->UnindexNodes(page, from(), to());
   const NodeId taken = space_.Take(within, page, offset, length);
   if (large) space_.AddLargePiece(page);
-  for (const auto& view : views_) view->IndexNodes(page, from(), to());
+  for (const auto& list : free_lists_) list->IndexNodes(page, from(), to());
   return taken;
 }
 
-// Whole pages that follow one another.
+// Takes consecutive whole pages.
 NodeId SharedSpace::TakePages(PageId page, Granules length) {
   const PageId end = page + static_cast<uint32_t>(length / page_size());
-  for (const auto& view : views_) view->UnindexPages(page, end);
+  for (const auto& list : free_lists_) list->UnindexPages(page, end);
   return space_.Take(space_.first(page), page, Granules(0), length);
 }
 
@@ -95,49 +95,51 @@ void SharedSpace::GivePiece(NodeId id, FenceId fence, bool large) {
   if (space_.IsOfWholePages(id)) {
     const PageId end = space_.end(id);
     space_.Give(id, fence);
-    for (const auto& view : views_) {
-      if (view->Passes(fence)) view->IndexPages(page, end);
+    for (const auto& list : free_lists_) {
+      if (list->Passes(fence)) list->IndexPages(page, end);
     }
     return;
   }
   if (large && space_.large_pieces(page) == 1) {
-    for (const auto& view : views_) view->UnindexNodes(page, space_.first(page), space_.last(page));
+    for (const auto& list : free_lists_)
+      list->UnindexNodes(page, space_.first(page), space_.last(page));
     space_.Give(id, fence);
     space_.DropLargePiece(page);
-    for (const auto& view : views_) view->IndexNodes(page, space_.first(page), space_.last(page));
+    for (const auto& list : free_lists_)
+      list->IndexNodes(page, space_.first(page), space_.last(page));
     return;
   }
-  for (const auto& view : views_) {
-    if (!view->Passes(fence)) continue;
+  for (const auto& list : free_lists_) {
+    if (!list->Passes(fence)) continue;
     for (const NodeId beside : {node.prev, node.next}) {
       if (beside != NodeId::kNone && !space_.node(beside).used())
-        view->UnindexNodes(page, beside, beside);
+        list->UnindexNodes(page, beside, beside);
     }
   }
   if (large) space_.DropLargePiece(page);
   const NodeId given = space_.Give(id, fence);
-  for (const auto& view : views_) {
-    if (view->Passes(fence)) view->IndexNodes(page, given, given);
+  for (const auto& list : free_lists_) {
+    if (list->Passes(fence)) list->IndexNodes(page, given, given);
   }
 }
 
-SlotId SharedSpace::Map(const MappingPlan& plan) {
+VirtualPage SharedSpace::Map(const MappingPlan& plan) {
   const uint32_t count = ranges_.PagesOf(plan);
   const uint32_t new_pages = plan.new_pages();
   space_.ReservePages(new_pages);
-  for (const auto& view : views_) {
-    view->MakeRoomForMapping(new_pages, ranges_.MostSlotsAfter(plan), ranges_.range_count() + 1);
+  for (const auto& list : free_lists_) {
+    list->MakeRoomForMapping(new_pages, ranges_.MostVpagesAfter(plan), ranges_.range_count() + 1);
   }
   const uint32_t old_page_count = space_.page_count();
-  const SlotId first = ranges_.Map(plan);
+  const VirtualPage first = ranges_.Map(plan);
   for (uint32_t i = 0; i < new_pages; ++i) space_.AddPage();
-  for (const auto& view : views_) view->IndexMapping(first, count, old_page_count);
+  for (const auto& list : free_lists_) list->IndexMapping(first, count, old_page_count);
   return first;
 }
 
 std::shared_ptr<RangeTable::Shrinking> SharedSpace::PrepareShrink(std::vector<bool> keep) {
-  for (const auto& view : views_) {
-    view->MakeRoomForMapping(0, ranges_.MostSlotsAfterShrink(), ranges_.MostRangesAfterShrink());
+  for (const auto& list : free_lists_) {
+    list->MakeRoomForMapping(0, ranges_.MostVpagesAfterShrink(), ranges_.MostRangesAfterShrink());
   }
   return ranges_.PrepareShrink(std::move(keep));
 }
@@ -145,7 +147,7 @@ std::shared_ptr<RangeTable::Shrinking> SharedSpace::PrepareShrink(std::vector<bo
 RangeTable::Renumbering SharedSpace::Shrink(RangeTable::Shrinking& prepared) noexcept {
   RangeTable::Renumbering renumbering = ranges_.Shrink(prepared);
   space_.Renumber(renumbering.pages);
-  for (const auto& view : views_) view->Rebuild();
+  for (const auto& list : free_lists_) list->Rebuild();
   return renumbering;
 }
 
@@ -156,21 +158,21 @@ void SharedSpace::ReserveWoken() {
 
 void SharedSpace::ReserveOpening(std::size_t fence_limit) {
   ReserveWoken();
-  for (const auto& view : views_) {
-    view->MakeRoomForFence(FenceId{static_cast<uint32_t>(fence_limit - 1)});
+  for (const auto& list : free_lists_) {
+    list->MakeRoomForFence(FenceId{static_cast<uint32_t>(fence_limit - 1)});
   }
 }
 
-void SharedSpace::SetPasses(FreeView& view, std::span<const FenceId> fences, bool passes) {
+void SharedSpace::SetPasses(FreeList& list, std::span<const FenceId> fences, bool passes) {
   woken_.clear();
   for (const FenceId fence : fences) {
-    if (view.Passes(fence) == passes) continue;
+    if (list.Passes(fence) == passes) continue;
     space_.ForEachBehind(fence, [this](NodeId id) { woken_.push_back(id); });
   }
   std::ranges::sort(woken_, {}, [this](NodeId id) {
     return std::pair(space_.node(id).page, space_.node(id).offset);
   });
-  // Each page's from the first of them to the last, with the nodes beside them.
+  // Of each page from the first of its nodes to the last, with the nodes beside them.
   const auto update = [&](bool index) {
     for (auto first = woken_.begin(); first != woken_.end();) {
       const PageId page = space_.node(*first).page;
@@ -181,41 +183,41 @@ void SharedSpace::SetPasses(FreeView& view, std::span<const FenceId> fences, boo
       const NodeId from = prev == NodeId::kNone ? *first : prev;
       const NodeId to = next == NodeId::kNone ? last : next;
       if (!space_.IsOfWholePages(from)) {
-        index ? view.IndexNodes(page, from, to) : view.UnindexNodes(page, from, to);
+        index ? list.IndexNodes(page, from, to) : list.UnindexNodes(page, from, to);
       } else if (index == passes) {
-        index ? view.IndexPages(page, space_.end(from)) : view.UnindexPages(page, space_.end(from));
+        index ? list.IndexPages(page, space_.end(from)) : list.UnindexPages(page, space_.end(from));
       }
       first = behind;
     }
   };
   update(false);
-  for (const FenceId fence : fences) view.SetPasses(fence, passes);
+  for (const FenceId fence : fences) list.SetPasses(fence, passes);
   update(true);
 }
 
 void SharedSpace::Open(std::span<const FenceId> opened, FenceId now) {
-  for (const auto& view : views_) {
-    if (view->Passes(now)) SetPasses(*view, opened, true);
+  for (const auto& list : free_lists_) {
+    if (list->Passes(now)) SetPasses(*list, opened, true);
   }
   for (const FenceId fence : opened) space_.OpenFence(fence, now);
-  for (const auto& view : views_) {
-    for (const FenceId fence : opened) view->SetPasses(fence, false);
+  for (const auto& list : free_lists_) {
+    for (const FenceId fence : opened) list->SetPasses(fence, false);
   }
 }
 
 void SharedSpace::Hold(PageId end, FenceId fence) {
   space_.Hold(end, fence);
-  for (const auto& view : views_) view->Rebuild();
+  for (const auto& list : free_lists_) list->Rebuild();
 }
 
 void SharedSpace::Check() const {
   space_.Check();
   CGP_CHECK(space_.page_count() == ranges_.page_count());
-  for (const auto& view : views_) view->Check();
-  for (std::size_t i = stream_count_; i < views_.size(); ++i) {
+  for (const auto& list : free_lists_) list->Check();
+  for (std::size_t i = stream_count_; i < free_lists_.size(); ++i) {
     space_.ForEachNode([&](NodeId id) {
       const FenceId fence = space_.node(id).fence;
-      CGP_CHECK(fence == FenceId::kOpen || !views_[i]->Passes(fence));
+      CGP_CHECK(fence == FenceId::kOpen || !free_lists_[i]->Passes(fence));
     });
   }
 }

@@ -1,11 +1,11 @@
-// The bytes of a pool's pages and the streams that share them: a PageSpace, and a FreeView for each
-// stream, all of which hear of every change.
+// The bytes of a pool's pages and the streams that share them: a PageSpace, and a FreeList for each
+// stream, which are changed together.
 //
 //     space    which bytes are free, and behind which fence
-//     views    what one stream may take of them, indexed for searching
+//     lists    what one stream may take of them, indexed for searching
 //
 // invariants:
-//   what view v has  ==  the free bytes of the space whose fence v.Passes()
+//   what free list f has  ==  the free bytes of the space whose fence f.Passes()
 //   space().page_count() == the table's page_count()
 #pragma once
 
@@ -19,7 +19,7 @@
 
 #include "core/base/units.h"
 #include "core/driver.h"
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 #include "core/memory/page_space.h"
 #include "core/memory/range_table.h"
 
@@ -27,14 +27,14 @@ namespace cgp {
 
 // Where a block lies.
 struct Site : Placement {
-  // Of a block that lies in one extent; of one below a page that is yet to be taken, the node of one
-  // page that holds the first of its bytes, where that is known.
+  // The node of a block that lies in one extent. Of a block below a page that is yet to be taken:
+  // the node of one page that holds its first byte, if that is known.
   NodeId node = NodeId::kNone;
 };
 
 class SharedSpace {
  public:
-  // `ranges` are changed by no one else, but for what is pinned.
+  // Only this changes `ranges`, except for what is pinned.
   explicit SharedSpace(RangeTable& ranges) : space_(ranges.page_size()), ranges_(ranges) {}
   SharedSpace(const SharedSpace&) = delete;
   SharedSpace& operator=(const SharedSpace&) = delete;
@@ -44,36 +44,35 @@ class SharedSpace {
 
   // --- Streams ---
 
-  // How many there are, numbered from 0 in the order in which they were added.
+  // The number of streams; they are numbered from 0 in the order in which they were added.
   std::size_t stream_count() const { return stream_count_; }
   bool has_several_streams() const { return stream_count_ > 1; }
-  FreeView& view(std::size_t number) const { return *views_[number]; }
+  FreeList& free_list(std::size_t number) const { return *free_lists_[number]; }
   // pre: own != kOpen. Throws with nothing changed.
-  FreeView& AddView(StreamId stream, FenceId own);
-  // No view stays but those of the streams that there are.
-  void DropSpareViews() { views_.resize(stream_count_); }
-  // The streams are gone. Their views rest, kept in step, until other streams take them over: so
+  FreeList& AddFreeList(StreamId stream, FenceId own);
+  // Drops all free lists without a stream.
+  void DropSpareFreeLists() { free_lists_.resize(stream_count_); }
+  // Removes all streams. Their free lists stay up to date until other streams take them over, so
   // captures that follow one another index only what changes. Does not throw after
   // ReserveOpening().
   void RemoveStreams();
 
-  // How many streams' views are so.
+  // How many streams' free lists meet the condition.
   template <typename Condition>
   uint32_t CountStreams(Condition&& condition) const {
-    const auto streams = std::span(views_).first(stream_count_);
+    const auto streams = std::span(free_lists_).first(stream_count_);
     return static_cast<uint32_t>(std::ranges::count_if(
-        streams, [&](const auto& view) { return condition(std::as_const(*view)); }));
+        streams, [&](const auto& list) { return condition(std::as_const(*list)); }));
   }
 
   // --- Blocks ---
 
-  // Whether the free place has whole pages behind no fence: where several streams allocate, pages
-  // that none of them has had in this scope.
+  // Whether the free place has whole pages behind no fence: if several streams allocate, no one has
+  // had those in this scope.
   bool HasUntouchedPages(const Site& site, Granules length) const;
 
-  // So that the next Take() of so many blocks, none of which is mapped anew, cannot throw. Give()
-  // and Open() do not as long as it is called after ReserveFence() and ReserveOpening() of their
-  // fences.
+  // Makes room, so that the next Take() of so many blocks cannot throw if nothing is mapped before.
+  // Give() cannot throw after ReserveFence(), nor Open() after ReserveOpening(), of their fences.
   void ReserveTake(std::size_t blocks = 1);
   void ReserveFence(FenceId fence) { space_.ReserveFence(fence); }
 
@@ -82,8 +81,8 @@ class SharedSpace {
   // Frees them behind the fence. pre: ReserveFence().
   void Give(const Site& site, Granules length, FenceId fence);
 
-  // Calls function(page, offset, length) for the pages that a block has a part of, in the order of
-  // its addresses.
+  // Calls function(page, offset, length) for each page that has a part of the block, in the order
+  // of its addresses.
   template <typename Function>
   void ForEachPiece(const Site& site, Granules length, Function&& function) const {
     ForEachExtent(site, length, [&](PageId page, Granules offset, Granules left) {
@@ -94,8 +93,8 @@ class SharedSpace {
       }
     });
   }
-  // Calls function(node) for the nodes of a block that is in use, or for the free ones that a site
-  // without a node begins and ends in and those between. Of an extent there are several where pages
+  // Calls function(node) for the nodes of a block in use; or, for a site without a node, for the
+  // free nodes in which it begins and ends, and those between. An extent has several where pages
   // between them are gone.
   template <typename Function>
   void ForEachNode(const Site& site, Granules length, Function&& function) const {
@@ -105,7 +104,7 @@ class SharedSpace {
     }
     ForEachExtent(site, length, [&](PageId page, Granules offset, Granules extent) {
       if (extent < page_size()) {
-        // A block of several extents goes on at a page's end and comes in at a page's start.
+        // A block of several extents leaves a page at its end and enters one at its start.
         function(offset == Granules(0) ? space_.first(page) : space_.last(page));
         return;
       }
@@ -121,39 +120,40 @@ class SharedSpace {
   // --- Pages ---
 
   // RangeTable::Map() and Shrink(). The former throws with nothing changed.
-  SlotId Map(const MappingPlan& plan);
+  VirtualPage Map(const MappingPlan& plan);
   std::shared_ptr<RangeTable::Shrinking> PrepareShrink(std::vector<bool> keep);
   RangeTable::Renumbering Shrink(RangeTable::Shrinking& prepared) noexcept;
 
   // --- Fences ---
 
-  // Room for what opens below so many fences, as long as no node is freed.
+  // Makes room for opening any of so many fences, as long as no node is freed.
   void ReserveOpening(std::size_t fence_limit);
-  // Whether one view passes these fences from now on. O(nodes behind them). pre: ReserveOpening().
-  void SetPasses(FreeView& view, std::span<const FenceId> fences, bool passes);
-  // What is behind these fences is everyone's from now on, or behind `now`. O(nodes behind them).
-  // pre: ReserveOpening(), ReserveFence(now).
+  // Makes one free list pass these fences or not. O(nodes behind them). pre: ReserveOpening().
+  void SetPasses(FreeList& list, std::span<const FenceId> fences, bool passes);
+  // Gives everyone what is behind these fences, or puts it behind `now`. O(nodes behind them). pre:
+  // ReserveOpening(), ReserveFence(now).
   void Open(std::span<const FenceId> opened, FenceId now = FenceId::kOpen);
-  // What is free of the pages before `end` is behind this one. pre: ReserveFence(), ReserveTake().
+  // Puts the free bytes of the pages before `end` behind the fence. pre: ReserveFence(),
+  // ReserveTake().
   void Hold(PageId end, FenceId fence);
 
   void Check() const;
 
  private:
   void ReserveWoken();
-  // Whole pages that follow one another are one extent.
+  // Consecutive whole pages are one extent.
   template <typename Function>
   void ForEachExtent(const Site& site, Granules length, Function&& function) const {
     Granules offset(site.offset);
-    for (SlotId slot = site.slot; length > Granules(0);) {
-      const PageId page = ranges_.page_at(slot);
+    for (VirtualPage vpage = site.vpage; length > Granules(0);) {
+      const PageId page = ranges_.page_at(vpage);
       const uint64_t most = offset == Granules(0) ? length / page_size() : 0;
       uint32_t pages = 1;
-      while (pages < most && ranges_.page_at(slot + pages) == page + pages) ++pages;
+      while (pages < most && ranges_.page_at(vpage + pages) == page + pages) ++pages;
       const Granules extent =
           most > 0 ? page_size() * pages : std::min(length, page_size() - offset);
       function(page, offset, extent);
-      slot = slot + pages;
+      vpage = vpage + pages;
       length -= extent;
       offset = Granules(0);
     }
@@ -164,10 +164,10 @@ class SharedSpace {
 
   PageSpace space_;
   RangeTable& ranges_;
-  // Of the streams, and then resting ones, which pass kOpen alone.
-  std::vector<std::unique_ptr<FreeView>> views_;
+  // Those of the streams, then those without a stream, which pass kOpen alone.
+  std::vector<std::unique_ptr<FreeList>> free_lists_;
   std::size_t stream_count_ = 0;
-  std::vector<NodeId> woken_;  // by SetPasses(); kept for its memory
+  std::vector<NodeId> woken_;  // by SetPasses(); only reuses its memory
 };
 
 }  // namespace cgp

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 #include "testing/host_driver.h"
 
 namespace cgp {
@@ -25,20 +25,20 @@ class SharedSpaceTest : public ::testing::Test {
     for (const FenceId fence : {kFenceA, kFenceB}) bytes_.ReserveFence(fence);
   }
 
-  Site Take(uint32_t slot, Granules length) {
+  Site Take(uint32_t vpage, Granules length) {
     bytes_.ReserveTake();
-    Site site{{SlotId{slot}}};
+    Site site{{VirtualPage{vpage}}};
     bytes_.Take(site, length);
     return site;
   }
   // Frees it behind the fence.
-  void TakeAndGive(uint32_t slot, Granules length, FenceId fence) {
-    bytes_.Give(Take(slot, length), length, fence);
+  void TakeAndGive(uint32_t vpage, Granules length, FenceId fence) {
+    bytes_.Give(Take(vpage, length), length, fence);
     bytes_.Check();
   }
   // How many streams may take all of the page.
   uint32_t CountWhole(PageId page) const {
-    return bytes_.CountStreams([&](const FreeView& view) { return view.IsWhole(page); });
+    return bytes_.CountStreams([&](const FreeList& list) { return list.IsWhole(page); });
   }
   void RemoveStreams() {
     bytes_.ReserveOpening(3);
@@ -55,8 +55,8 @@ class SharedSpaceTest : public ::testing::Test {
 TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
   const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
   EXPECT_EQ(bytes_.stream_count(), 0u);
-  bytes_.AddView(kA, kFenceA);
-  const FreeView* const second = &bytes_.AddView(kB, kFenceB);
+  bytes_.AddFreeList(kA, kFenceA);
+  const FreeList* const second = &bytes_.AddFreeList(kB, kFenceB);
   TakeAndGive(first, kPageSize, kFenceA);
   TakeAndGive(first + 1, Granules(3), kFenceB);
   TakeAndGive(first + 2, kPageSize * 2, kFenceB);
@@ -64,15 +64,15 @@ TEST_F(SharedSpaceTest, ViewsThatRestAreTakenOver) {
   EXPECT_EQ(bytes_.stream_count(), 0u);
   EXPECT_EQ(second->whole_page_count(), 0u);
   std::vector<NodeId> best;
-  second->ForEachFit(kPageSize - Granules(3), [&](NodeId chain) {
-    best.push_back(chain);
+  second->ForEachFit(kPageSize - Granules(3), [&](NodeId hole) {
+    best.push_back(hole);
     return false;
   });
   EXPECT_EQ(best, std::vector{bytes_.space().last(PageId{1})});
 
   TakeAndGive(first + 1, kPageSize - Granules(1), FenceId::kOpen);  // while they rest
-  EXPECT_EQ(bytes_.AddView(kB, kFenceB).whole_page_count(), 3u);
-  EXPECT_EQ(&bytes_.AddView(kA, kFenceA), second) << "the views are anyone's";
+  EXPECT_EQ(bytes_.AddFreeList(kB, kFenceB).whole_page_count(), 3u);
+  EXPECT_EQ(&bytes_.AddFreeList(kA, kFenceA), second) << "the lists are anyone's";
   EXPECT_EQ(second->stream(), kA);
   EXPECT_EQ(second->whole_page_count(), 2u);
   bytes_.Check();

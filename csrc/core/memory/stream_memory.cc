@@ -14,8 +14,8 @@ void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
   std::shared_ptr<SharedEvent> mark;
   if (may_ask_device && (behind_replays || fences_.NeedsMark())) mark = fences_.Mark();
   Poll();
-  // So that a scope in which nothing was done, or whose first block got no memory, ends without; and
-  // before anything is held, which one that did not begin would keep from others. A fence may come.
+  // Makes room now, so that a scope ends without an error even if nothing was done in it, or its
+  // first block got no memory. This precedes HoldCaptured(): if it throws, nothing is held.
   bytes_.ReserveOpening(fences_.limit() + 2);
   if (behind_replays && !mark) HoldCaptured();
   if (behind_replays) replays_ = std::move(mark);
@@ -28,64 +28,64 @@ void StreamMemory::EndScope(bool may_ask_device) {
   const bool captured = *scope_ == ScopeKind::kCapture;
   GiveFreedAtEnd();
   ReserveOpening();
-  // Known now, the end of what ran here is known sooner than when the next scope begins.
+  // Marked now, the end of this work is known sooner than if the next scope marks it.
   if (!captured && fences_.NeedsMark() && may_ask_device && driver_.MayQuiesce()) fences_.Mark();
   // Nothing throws from here on.
-  if (captured && bytes_.stream_count() > 0) bytes_.DropSpareViews();
+  if (captured && bytes_.stream_count() > 0) bytes_.DropSpareFreeLists();
   OpenFences(fences_.EndScope());
   bytes_.Open(std::array{FenceId::kRingLater}, FenceId::kRing);
   later_in_ring_ = FenceId::kOpen;
   bytes_.RemoveStreams();
   tenures_.clear();
   if (captured) {
-    ForgetProofs();
+    DropProofs();
     captured_end_ = PageId{bytes_.space().page_count()};
   }
   replays_.reset();
   scope_.reset();
 }
 
-FreeView& StreamMemory::BeginTake(LiveBlock& live, std::optional<CaptureId> in) {
+FreeList& StreamMemory::BeginTake(LiveBlock& live, std::optional<CaptureId> in) {
   GiveFreed();
-  const std::size_t view = ViewFor(live.block.stream, in);
-  live.tenure = tenures_[view];
+  const std::size_t list = FreeListFor(live.block.stream, in);
+  live.tenure = tenures_[list];
   bytes_.ReserveTake();
-  return bytes_.view(view);
+  return bytes_.free_list(list);
 }
 
-// The number of the view of a stream that has allocated in the open scope; `in` that capture, of
-// several streams.
-std::optional<std::size_t> StreamMemory::FindView(StreamId stream,
-                                                  std::optional<CaptureId> in) const {
+// The number of the free list of a stream that has allocated in the open scope, and in capture `in`
+// of several.
+std::optional<std::size_t> StreamMemory::FindFreeList(StreamId stream,
+                                                      std::optional<CaptureId> in) const {
   for (std::size_t i = 0; i < bytes_.stream_count(); ++i) {
-    if (bytes_.view(i).stream() == stream && (!in || proofs_.capture(i) == *in)) return i;
+    if (bytes_.free_list(i).stream() == stream && (!in || proofs_.capture(i) == *in)) return i;
   }
   return std::nullopt;
 }
 
-std::size_t StreamMemory::ViewFor(StreamId stream, std::optional<CaptureId> in) {
+std::size_t StreamMemory::FreeListFor(StreamId stream, std::optional<CaptureId> in) {
   if (*scope_ == ScopeKind::kCapture) {
-    if (several_streams_) return ProvenView(stream);
+    if (several_streams_) return ProvenFreeList(stream);
     if (bytes_.stream_count() == 0) {
       sole_capture_ = in;
-      return AddView(stream);
+      return AddFreeList(stream);
     }
-    if (bytes_.view(0).stream() == stream && in == sole_capture_) return 0;
+    if (bytes_.free_list(0).stream() == stream && in == sole_capture_) return 0;
     ExpectSeveralStreams();
-    return ProvenView(stream);
+    return ProvenFreeList(stream);
   }
-  const std::optional<std::size_t> view = FindView(stream);
-  return view ? *view : AddView(stream);
+  const std::optional<std::size_t> list = FindFreeList(stream);
+  return list ? *list : AddFreeList(stream);
 }
 
-// A view of a stream that has none yet in this scope, or none in its capture. Throws with nothing
-// changed.
-std::size_t StreamMemory::AddView(StreamId stream) {
+// Adds a free list for a stream that has none in this scope, or none in its capture. Throws with
+// nothing changed.
+std::size_t StreamMemory::AddFreeList(StreamId stream) {
   if (replays_) WaitForReplays(stream);
   const FenceId own = fences_.ForStream(stream, *scope_ == ScopeKind::kEager);
   ReserveMore(tenures_, 1);
-  bytes_.AddView(stream, own);
-  fences_.Renew(own);  // so it is the stream's until the scope ends
+  bytes_.AddFreeList(stream, own);
+  fences_.Renew(own);  // it stays the stream's until the scope ends
   tenures_.push_back(++last_tenure_);
   return tenures_.size() - 1;
 }
@@ -108,9 +108,9 @@ void StreamMemory::WaitForReplays(StreamId stream) {
   driver_.WaitEvent(stream, replays_->get());
 }
 
-// What is free now is for no one until the device has been marked, nor is what live blocks leave: a
-// graph may have the bytes of either. But not those of pages that eager work has made since the
-// last capture, which would otherwise make more in each such scope. Throws with nothing changed.
+// Holds, until the device is marked, what is free now and what live blocks will leave: a graph may
+// use the bytes of either. Pages that eager work made since the last capture are left out, or each
+// such scope would make more of them. Throws with nothing changed.
 void StreamMemory::HoldCaptured() {
   const FenceId held = fences_.Held(/*eager=*/true);
   bytes_.ReserveFence(held);
@@ -138,12 +138,12 @@ bool StreamMemory::Poll() {
 
 void StreamMemory::OpenAll() {
   OpenFences(fences_.OpenAll());
-  // A graph's output that outlived it is still worked on.
+  // The output of a graph may outlive it, with work still going on.
   if (blocks_.size() == 0) captured_end_ = PageId{0};
   several_streams_ = false;
 }
 
-// The fence of bytes of the ring that would be behind this one.
+// The fence of the ring's bytes that would otherwise be behind `fence`.
 FenceId StreamMemory::InRing(FenceId fence) {
   if (fence == FenceId::kOpen) return FenceId::kRing;
   const bool is_known = later_in_ring_ == FenceId::kOpen || later_in_ring_ == fence;
@@ -159,8 +159,8 @@ void StreamMemory::DissolveRing() {
   bytes_.Open(std::array{FenceId::kRingLater}, later_in_ring_);
 }
 
-// What is behind these fences is everyone's from now on, and live blocks are not behind them any
-// more. Returns whether there are any. pre: ReserveOpening().
+// Gives everyone what is behind these fences, also of live blocks. Returns whether there are any.
+// pre: ReserveOpening().
 bool StreamMemory::OpenFences(FenceTable::Opened opened) {
   if (opened.empty()) return false;
   if (std::exchange(some_are_behind_, false)) {
@@ -175,8 +175,8 @@ bool StreamMemory::OpenFences(FenceTable::Opened opened) {
   return true;
 }
 
-// Behind what a block goes that is freed now, by where it is freed and who has worked on it
-// (design.md, section 5); nothing: whoever allocates next in this capture is to ask again.
+// The fence of a block that is freed now, by where it is freed and who has worked on it (design.md,
+// section 5). nullopt: the next allocation in this capture has to ask again.
 //
 //   outside a capture   its stream, in graphs whose captures are over   open
 //                       its stream                                      its fence, until a mark
@@ -188,11 +188,11 @@ bool StreamMemory::OpenFences(FenceTable::Opened opened) {
 std::optional<FenceId> StreamMemory::ChooseFence(const LiveBlock& live, bool may_ask) {
   const StreamId stream = live.block.stream;
   const bool is_alone = live.is_alone();
-  // What stands behind a fence that outlives scopes does not wait for captured work.
+  // A fence that outlives scopes does not wait for captured work.
   const bool is_captured = !live.eager && !live.is_behind();
   if (scope_ != ScopeKind::kCapture) {
     if (!is_alone) return fences_.Held(/*eager=*/true);
-    // Unless a capture is under way that may use it: a scope of this pool may yet begin in that.
+    // Not if a capture under way may use it: a scope of this pool may yet begin in that.
     const bool is_over = !scope_ && is_captured && driver_.MayQuiesce();
     return is_over ? FenceId::kOpen : fences_.ForStream(stream, /*eager=*/true);
   }
@@ -200,13 +200,13 @@ std::optional<FenceId> StreamMemory::ChooseFence(const LiveBlock& live, bool may
     if (is_captured && StaysInCapture(live)) return std::nullopt;
     return fences_.Held(/*eager=*/true);
   }
-  // The capture's end says nothing of work that is not part of it.
+  // The capture's end says nothing of work outside of it.
   if (!is_captured) return fences_.Held(/*eager=*/true);
   if (is_alone && !several_streams_) return fences_.ForStream(stream, /*eager=*/false);
   const CaptureId of = CollectFrontiers(live);
   if (of == kNoCapture) {
-    // A stream that captures nothing may have worked on it in a body that is over: not where nobody
-    // captures anything.
+    // A stream that captures nothing may have worked on it in a body that is over, except where
+    // nobody captures anything.
     const bool nobody_captures = capture_ == kNoCapture && !several_captures_;
     if (is_alone && nobody_captures) return fences_.ForStream(stream, /*eager=*/false);
     return fences_.Held(/*eager=*/true);
@@ -216,13 +216,13 @@ std::optional<FenceId> StreamMemory::ChooseFence(const LiveBlock& live, bool may
   std::optional<std::size_t> owner;
   if (is_alone) owner = FindTenure(live);
   if (owner && proofs_.capture(*owner) != of) owner.reset();
-  // A stream may have left the one of several graphs that it used the block in.
+  // Of several graphs, a stream may have left the one in which it used the block.
   if (several_captures_ && !owner) return fences_.Held(/*eager=*/false);
   return ProofFence(of, owner);
 }
 
-// Whether the block's streams are known, without asking, to be in the capture until it ends: then it
-// does not matter when they are asked where they stand.
+// Whether the block's streams are known, without asking, to stay in the capture until it ends. Then
+// it does not matter when they are asked where they stand.
 bool StreamMemory::StaysInCapture(const LiveBlock& live) const {
   const auto is_known = [&](StreamId stream) { return IsKnownToCapture(stream); };
   if (live.is_alone() && !several_streams_) return true;
@@ -237,14 +237,14 @@ FenceId StreamMemory::FenceFor(const LiveBlock& live) {
   return *fence;
 }
 
-// Whether the stream is part of the capture, known without asking: from one that is the scope's
-// only capture no stream gets away before its end.
+// Whether the stream is known, without asking, to be part of the capture: from the only capture of
+// a scope no stream gets away before its end.
 bool StreamMemory::IsKnownToCapture(StreamId stream) const {
-  return capture_ != kNoCapture && !several_captures_ && FindView(stream, capture_);
+  return capture_ != kNoCapture && !several_captures_ && FindFreeList(stream, capture_);
 }
 
-// The capture that what the stream does now is part of; kNoCapture if it is of none, or that is not
-// known. A stream that is not part of the capture may join it later.
+// The capture that the stream's work now belongs to; kNoCapture if there is none or it is unknown.
+// A stream that is not part of the capture may join it later.
 CaptureId StreamMemory::CaptureOfUse(StreamId stream) {
   if (scope_ != ScopeKind::kCapture) return kNoCapture;
   if (IsKnownToCapture(stream)) return capture_;
@@ -264,7 +264,7 @@ void StreamMemory::Free(LiveBlock& live, bool of_ring) {
 
 void StreamMemory::RecordUse(LiveBlock& live, StreamId stream) {
   if (stream == live.block.stream) return;
-  // Then the driver knows of the device, and marks it too.
+  // The driver learns of the device so, and marks it too.
   if (DeviceOf(stream)) driver_.Capture(stream, &frontier_);
   const CaptureId capture = CaptureOfUse(stream);
   if (InOthersCapture()) {
@@ -274,7 +274,7 @@ void StreamMemory::RecordUse(LiveBlock& live, StreamId stream) {
     NoteCapture(capture);  // the stream may be part of another one when the block is freed
   }
   live.AddUse(stream);
-  // A capture that frees the block would otherwise let its end stand for the end of this use too.
+  // Else a capture that frees the block would let its end stand for the end of this use too.
   if (capture == kNoCapture) live.eager = true;
 }
 
@@ -297,16 +297,16 @@ void StreamMemory::Revive(LiveBlock& live) {
   bytes_.Take(live.site, live.length());
 }
 
-// What was freed since the last allocation is free from now on, behind its fences. pre: a capture
-// that is under way is about to allocate. Throws with what it has not given yet still to be given.
+// Frees what other threads have freed since the last allocation, behind its fences. pre: an open
+// capture is about to allocate. If it throws, the rest is still to be freed.
 void StreamMemory::GiveFreed() {
   if (expects_several_streams_) ExpectSeveralStreams();
   expects_several_streams_ = false;
   for (; !freed_.empty(); freed_.pop_back()) Give(freed_.back(), FenceFor(freed_.back()));
 }
 
-// The capture is over, and its end stands for all that it had of these blocks. But a stream whose
-// use another thread recorded may have worked on after it: the device has to be marked then.
+// The same at the capture's end, which stands for all its work on these blocks. But a stream whose
+// use another thread recorded may have worked on afterwards: the device has to be marked then.
 void StreamMemory::GiveFreedAtEnd() {
   expects_several_streams_ = false;
   for (; !freed_.empty(); freed_.pop_back()) {
@@ -320,7 +320,7 @@ void StreamMemory::Check() const {
   CGP_CHECK(scope_ == ScopeKind::kCapture || (freed_.empty() && !expects_several_streams_));
   CheckProofs();
 
-  // Live blocks, and freed ones whose bytes are not free yet, are exactly the used nodes.
+  // The used nodes are exactly those of live blocks, and of freed ones that wait to be given.
   const PageSpace& space = bytes_.space();
   uint64_t nodes = 0;
   Granules used;

@@ -1,12 +1,12 @@
-// Who may take which bytes in a capture of several streams: whatever the graph under capture proves
-// (proofs.h), for any stream.
+// Which stream may take which bytes in a capture of several streams: what the graph under capture
+// proves to be over (proofs.h).
 #include "core/base/error.h"
 #include "core/memory/stream_memory.h"
 
 namespace cgp {
 
-// From now on frees note their frontiers. What the one stream so far has freed is behind what it
-// has captured until now, which is no less than what it had when it freed it.
+// From now on frees note their frontiers. What the only stream has freed so far gets the frontier
+// of now, which is no earlier than the one it had at the free.
 void StreamMemory::ExpectSeveralStreams() {
   CGP_CHECK(scope_ == ScopeKind::kCapture);
   if (several_streams_) return;
@@ -14,10 +14,10 @@ void StreamMemory::ExpectSeveralStreams() {
     several_streams_ = true;
     return;
   }
-  FreeView& view = bytes_.view(0);
-  driver_.Capture(view.stream(), &frontier_);
-  const FenceId own = view.own_fence();
-  // Nothing that it captures now comes behind what it left in a capture that is over.
+  FreeList& list = bytes_.free_list(0);
+  driver_.Capture(list.stream(), &frontier_);
+  const FenceId own = list.own_fence();
+  // Nothing that it captures now comes after what it freed in a capture that is over.
   const bool has_left = sole_capture_.value_or(frontier_.capture) != frontier_.capture;
   const bool is_capturing = frontier_.capture != kNoCapture && !has_left;
   const bool opens = is_capturing && frontier_.nodes.empty();
@@ -36,48 +36,48 @@ void StreamMemory::ExpectSeveralStreams() {
   several_captures_ |= has_left;
   if (opens) {
     bytes_.Open(std::span(&own, 1));
-    view.SetPasses(own, true);  // what the stream comes to free behind it
+    list.SetPasses(own, true);  // for what the stream frees behind it later
   } else if (is_capturing || has_left) {
     fences_.MakeProof(own);
   }
 }
 
-// The number of a stream's view, which has all that is proven to it by now.
-std::size_t StreamMemory::ProvenView(StreamId stream) {
+// The number of a stream's free list, with all that is proven to the stream by now.
+std::size_t StreamMemory::ProvenFreeList(StreamId stream) {
   driver_.Capture(stream, &frontier_);
   NoteCapture(frontier_.capture);
-  std::optional<std::size_t> number = FindView(stream, frontier_.capture);
-  if (!number) number = AddProvenView(stream);
+  std::optional<std::size_t> number = FindFreeList(stream, frontier_.capture);
+  if (!number) number = AddProvenFreeList(stream);
   ReserveOpening();
   const std::span<const FenceId> proven = proofs_.Advance(*number, frontier_);
   if (proofs_.must_forfeit(*number)) {
     Forfeit(*number);
   } else {
-    bytes_.SetPasses(bytes_.view(*number), proven, true);
+    bytes_.SetPasses(bytes_.free_list(*number), proven, true);
     proofs_.HandOver(*number);
   }
   return *number;
 }
 
-// The stream has gone on without waiting for what came before. What was given to it by proof it may
-// have given itself again since, by its order, which is no proof any more either. So it leaves
-// behind all that it had until now. Throws with nothing changed.
+// The stream has gone on without waiting for earlier work. It may have reused, by its own order,
+// what it got by a proof, and neither protects that any more. So it gives up all that it has so
+// far. Throws with nothing changed.
 void StreamMemory::Forfeit(std::size_t number) {
-  FreeView& view = bytes_.view(number);
+  FreeList& list = bytes_.free_list(number);
   std::vector<FenceId> fences;
   for (uint32_t i = 0; i < fences_.limit(); ++i) {
-    if (proofs_.Contains(FenceId{i}) && view.Passes(FenceId{i})) fences.push_back(FenceId{i});
+    if (proofs_.Contains(FenceId{i}) && list.Passes(FenceId{i})) fences.push_back(FenceId{i});
   }
   tenures_[number] = ++last_tenure_;
-  bytes_.SetPasses(view, fences, false);
+  bytes_.SetPasses(list, fences, false);
   proofs_.Forfeit(number);
 }
 
-// A view of the stream in the capture of `frontier`. Throws with nothing changed.
-std::size_t StreamMemory::AddProvenView(StreamId stream) {
+// Adds a free list for the stream in the capture of `frontier`. Throws with nothing changed.
+std::size_t StreamMemory::AddProvenFreeList(StreamId stream) {
   const std::size_t number = proofs_.AddStream(frontier_.capture);
   try {
-    AddView(stream);
+    AddFreeList(stream);
   } catch (...) {
     proofs_.RemoveLastStream();
     throw;
@@ -85,21 +85,23 @@ std::size_t StreamMemory::AddProvenView(StreamId stream) {
   return number;
 }
 
-// Of a block that is freed now, behind `nodes_` of that capture; `owner` alone has worked on it.
+// The fence of a block that is freed now, behind `nodes_` of that capture; `owner` alone worked on
+// it.
 FenceId StreamMemory::ProofFence(CaptureId of, std::optional<std::size_t> owner) {
-  if (nodes_.empty()) return FenceId::kOpen;  // the capture has nothing yet that could use it
+  if (nodes_.empty()) return FenceId::kOpen;  // nothing is captured yet that could use it
   if (const auto last = proofs_.LastLike(of, nodes_, owner)) return *last;
   const FenceId fence = fences_.ForProof();
-  for (std::size_t i = 0; i < bytes_.stream_count(); ++i) bytes_.view(i).MakeRoomForFence(fence);
+  for (std::size_t i = 0; i < bytes_.stream_count(); ++i)
+    bytes_.free_list(i).MakeRoomForFence(fence);
   proofs_.Add(fence, of, nodes_, owner);
   for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
-    bytes_.view(i).SetPasses(fence, proofs_.IsLent(fence, i));
+    bytes_.free_list(i).SetPasses(fence, proofs_.IsLeased(fence, i));
   }
   return fence;
 }
 
-// The capture that all streams are in that work on the block, with their frontiers in `nodes_`;
-// kNoCapture if there is no such capture.
+// The one capture of all streams that work on the block, with their frontiers in `nodes_`;
+// kNoCapture if they have none in common.
 CaptureId StreamMemory::CollectFrontiers(const LiveBlock& live) {
   nodes_.clear();
   CaptureId of = kNoCapture;
@@ -122,7 +124,7 @@ void StreamMemory::NoteCapture(CaptureId of) {
   several_captures_ |= capture_ != of;
 }
 
-void StreamMemory::ForgetProofs() {
+void StreamMemory::DropProofs() {
   if (!several_streams_) return;
   several_streams_ = proofs_.stream_count() > 1;
   capture_ = kNoCapture;
@@ -130,15 +132,15 @@ void StreamMemory::ForgetProofs() {
   proofs_.Clear();
 }
 
-// Each view passes what is lent to its stream.
+// Each free list passes all that is leased to its stream.
 void StreamMemory::CheckProofs() const {
   bytes_.space().ForEachNode([&](NodeId id) {
     const FenceId fence = bytes_.space().node(id).fence;
     if (!proofs_.Contains(fence)) return;
     for (std::size_t i = 0; i < proofs_.stream_count(); ++i) {
       if (proofs_.must_forfeit(i) || !proofs_.IsHandedOver(i)) continue;
-      const bool passes = bytes_.view(i).Passes(fence);
-      CGP_CHECK(passes ? proofs_.IsProven(fence, i) : !proofs_.IsLent(fence, i));
+      const bool passes = bytes_.free_list(i).Passes(fence);
+      CGP_CHECK(passes ? proofs_.IsProven(fence, i) : !proofs_.IsLeased(fence, i));
     }
   });
 }

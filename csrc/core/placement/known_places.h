@@ -1,15 +1,15 @@
-// Where blocks lay, by what had led to them.
+// Where blocks lay, by what was allocated before them.
 //
-// A program repeats itself. A layer asks for the sizes that the layer before it asked for: its
-// blocks go where blocks of as many pages lay in this scope, so it is laid out like that layer. And
-// a scope asks for what an earlier one asked for, which it was the warm-up of, or is made anew: its
-// blocks go where those lay that came behind the same sizes, in whatever scope. So captures that
-// are made again and again come to map nothing.
+// Programs repeat themselves. A layer asks for the sizes that the layer before it asked for. Its
+// blocks go where blocks of as many pages lay in this scope, so both layers are laid out alike. And
+// a scope asks for what an earlier one asked for: a warm-up, or the same capture made before. Its
+// blocks go where blocks lay that came behind the same sizes, in whatever scope. So captures that
+// are made again come to map nothing.
 //
-// Of the places under one key the oldest is tried first: which one is taken depends on what is free
-// now, and not on what came in between.
+// Of the places of a key, the oldest is tried first: the choice depends on what is free now, and
+// not on what came in between.
 //
-// invariant: at most 2 * kMostKeys keys that last, of at most kMostPlaces places each
+// invariant: at most 2 * kMostKeys keys outlast a scope, of at most kMostPlaces places each
 #pragma once
 
 #include <algorithm>
@@ -35,23 +35,24 @@ class KnownPlaces {
     alike_.clear();
     behind_ = 0;
   }
-  // Slots have other numbers now.
-  void Forget() {
+  // Drops all places: virtual pages have new numbers.
+  void Clear() {
     young_.clear();
     old_.clear();
     alike_.clear();
   }
 
-  // Of a block of so many bytes that comes next: it and all sizes in the scope before it.
+  // The key of a block of so many bytes that comes next: its size and all sizes before it in the
+  // scope.
   Key Again(uint64_t bytes) const { return Mix(behind_, bytes); }
-  // The places known under a key, the oldest first, with room for one more: until the next call.
-  // What was not asked for in a long time is forgotten.
+  // The places of a key, oldest first, with room for one more; valid until the next call. Keys that
+  // were not asked for in a long time are dropped.
   Places& At(Key key) {
     if (young_.size() >= kMostKeys) old_ = std::exchange(young_, {});
     if (auto known = old_.extract(key)) young_.insert(std::move(known));
     return WithRoom(young_[key]);
   }
-  // The same, in this scope, of blocks that take each other's places.
+  // The same, in this scope, for blocks that can take each other's places.
   Places& Alike(uint64_t size) { return WithRoom(alike_[size]); }
   static void Add(Places& places, Placement place) {
     if (std::find(places.begin(), places.end(), place) != places.end()) return;
@@ -66,7 +67,7 @@ class KnownPlaces {
     if (places.size() == places.capacity()) places.reserve(places.size() * 2 + 1);
     return places;
   }
-  // Different for different pairs, but once in 2^64.
+  // Equal for two different pairs once in 2^64.
   static Key Mix(uint64_t a, uint64_t b) {
     uint64_t key = (a ^ (b * 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9;
     key = (key ^ (key >> 31)) * 0x94D049BB133111EB;
@@ -75,7 +76,7 @@ class KnownPlaces {
 
   Key behind_ = 0;
   std::unordered_map<Key, Places> young_;
-  std::unordered_map<Key, Places> old_;         // from before that was full
+  std::unordered_map<Key, Places> old_;         // what young_ held when it was last full
   std::unordered_map<uint64_t, Places> alike_;  // by size
 };
 

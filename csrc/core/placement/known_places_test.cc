@@ -9,24 +9,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-Placement At(uint32_t slot) { return {SlotId{slot}}; }
-
-TEST(KnownPlaces, WhatComesAgainIsKnownByAllSizesBeforeIt) {
-  KnownPlaces known;
-  const auto place = [&](uint64_t size, uint32_t slot) {
-    const KnownPlaces::Key key = known.Again(size);
-    KnownPlaces::Add(known.At(key), At(slot));
-    known.Advance(key);
-  };
-  known.BeginScope();
-  place(3, 1);
-  place(5, 2);
-  known.BeginScope();
-  EXPECT_THAT(known.At(known.Again(5)), IsEmpty()) << "nothing came before it";
-  place(3, 7);
-  EXPECT_THAT(known.At(known.Again(5)), ElementsAre(At(2)));
-  EXPECT_THAT(known.At(known.Again(6)), IsEmpty());
-}
+Placement At(uint32_t vpage) { return {VirtualPage{vpage}}; }
 
 TEST(KnownPlaces, KeysNotAskedForInALongTimeAreForgotten) {
   KnownPlaces known;

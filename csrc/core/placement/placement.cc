@@ -7,21 +7,20 @@
 namespace cgp {
 namespace {
 
-// How many ranges a search may look at for a run whose edges hold the remainder, before it settles
-// for one whole page more, which every range with a long enough run has. Keeps the search from
-// looking at all ranges.
-constexpr int kEdgeSearches = 64;
+// How many ranges a search looks at for a run whose partials hold the remainder. Then it settles
+// for one whole page more, which every range with a long enough run has. This bounds the time.
+constexpr int kPartialSearches = 64;
 
-// Where one stream has more edges than these, blocks begin in those in front of a run: else what is
+// If one stream has more partials than this, blocks begin in those in front of a run: else what is
 // left of last pages adds up to many pages.
-constexpr std::size_t kManyEdges = 12;
+constexpr std::size_t kManyPartials = 12;
 
-// In how many ranges a block looks for the place that other streams could use least.
+// In how many ranges a block looks for the place that other streams can use least.
 constexpr int kRangesForTakers = 8;
 
 // Where in a run a block may go, and what it costs there.
 struct Choice {
-  uint64_t start = 0;   // in granules, counted through all slots
+  uint64_t start = 0;   // in granules, counted through all virtual pages
   uint64_t whole = 0;   // whole pages taken
   uint64_t takers = 0;  // of these, summed
 
@@ -30,22 +29,22 @@ struct Choice {
   }
 };
 
-// The best choice in the range of those that take at most `most_whole` whole pages; of equals with
-// `in_edge` one that begins in an edge.
-std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
-                                    uint64_t most_whole, bool in_edge, const TakersOf& takers) {
-  const RangeTable& ranges = view.ranges();
-  const uint64_t page = view.page_size().count();
+// The best choice in the range, of at most `most_whole` whole pages. Among equals, `in_partial`
+// prefers one that begins in a partial.
+std::optional<Choice> ChooseInRange(FreeList& list, uint64_t length, RangeId id,
+                                    uint64_t most_whole, bool in_partial, const TakersOf& takers) {
+  const RangeTable& ranges = list.ranges();
+  const uint64_t page = list.page_size().count();
   const RangeTable::Range& range = ranges.range(id);
   std::optional<Choice> best;
-  for (const FreeRun& run : view.Runs(id)) {
+  for (const FreeRun& run : list.Runs(id)) {
     if (run.length < length / page) continue;
     const uint64_t first = Index(run.begin) * page;
     const uint64_t last = Index(run.end()) * page;
     uint64_t low = first;
-    if (run.begin != range.begin()) low -= view.Tail(ranges.page_at(run.begin - 1)).count();
+    if (run.begin != range.begin()) low -= list.Tail(ranges.page_at(run.begin - 1)).count();
     uint64_t high = last;
-    if (run.end() != range.end()) high += view.Head(ranges.page_at(run.end())).count();
+    if (run.end() != range.end()) high += list.Head(ranges.page_at(run.end())).count();
     if (high - low < length) continue;
     const auto behind = [&](uint64_t end) { return (std::min(end, last) + page - 1) / page; };
     const auto consider = [&](uint64_t start) {
@@ -54,15 +53,15 @@ std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
       Choice choice{.start = start};
       choice.whole = behind(end) - std::max(start, first) / page;
       if (choice.whole > most_whole) return;
-      for (uint64_t slot = std::max(start, first) / page; takers && slot < behind(end); ++slot) {
-        choice.takers += takers(ranges.page_at(SlotId{static_cast<uint32_t>(slot)}));
+      for (uint64_t vpage = std::max(start, first) / page; takers && vpage < behind(end); ++vpage) {
+        choice.takers += takers(ranges.page_at(VirtualPage{static_cast<uint32_t>(vpage)}));
       }
       if (!best || !best->BetterThan(choice)) best = choice;
     };
-    // From the edge before the run, up to the edge behind it, or from the run's first page; of
-    // equals the last, which leaves the edges to blocks that need them.
+    // Starts in the partial before the run, ends in the partial behind it, or starts at the run's
+    // first page. The last wins among equals: it leaves partials to blocks that need them.
     std::array starts{low, high - length, std::min(first, high - length)};
-    if (in_edge) std::ranges::reverse(starts);
+    if (in_partial) std::ranges::reverse(starts);
     for (const uint64_t start : starts) consider(start);
   }
   return best;
@@ -70,58 +69,59 @@ std::optional<Choice> ChooseInRange(FreeView& view, uint64_t length, RangeId id,
 
 }  // namespace
 
-std::optional<uint64_t> WholePagesAt(const FreeView& view, Placement start, Granules length) {
-  // The parts of a first and of a last page, and the full pages between them.
-  const RangeTable& ranges = view.ranges();
-  const uint64_t page = view.page_size().count();
+std::optional<uint64_t> WholePagesAt(const FreeList& list, Placement start, Granules length) {
+  // A part of a first page, full pages, and a part of a last page.
+  const RangeTable& ranges = list.ranges();
+  const uint64_t page = list.page_size().count();
   const uint64_t offset = start.offset;
   const uint64_t head = offset > 0 ? std::min(length.count(), page - offset) : 0;
   const uint64_t full = (length.count() - head) / page;
   const uint64_t tail = (length.count() - head) % page;
-  const uint64_t first_full = Index(start.slot) + (head > 0 ? 1 : 0);
+  const uint64_t first_full = Index(start.vpage) + (head > 0 ? 1 : 0);
   const uint64_t behind_full = first_full + full;
-  const RangeTable::Range& range = ranges.range(ranges.range_of(start.slot));
+  const RangeTable::Range& range = ranges.range(ranges.range_of(start.vpage));
   if (behind_full + (tail > 0 ? 1 : 0) > Index(range.end())) return std::nullopt;
 
-  const auto slot = [](uint64_t index) { return SlotId{static_cast<uint32_t>(index)}; };
-  if (!view.AllFree(slot(first_full), slot(behind_full))) return std::nullopt;
+  const auto vpage = [](uint64_t index) { return VirtualPage{static_cast<uint32_t>(index)}; };
+  if (!list.AllFree(vpage(first_full), vpage(behind_full))) return std::nullopt;
   uint64_t whole = full;
-  const auto take_part = [&](SlotId of, uint64_t from, uint64_t part) {
+  const auto take_part = [&](VirtualPage of, uint64_t from, uint64_t part) {
     if (part == 0) return true;
     const PageId id = ranges.page_at(of);
-    whole += view.IsWhole(id) ? 1 : 0;
-    return view.IsFree(id, Granules(from), Granules(part));
+    whole += list.IsWhole(id) ? 1 : 0;
+    return list.IsFree(id, Granules(from), Granules(part));
   };
-  if (!take_part(start.slot, offset, head) || !take_part(slot(behind_full), 0, tail))
+  if (!take_part(start.vpage, offset, head) || !take_part(vpage(behind_full), 0, tail))
     return std::nullopt;
   return whole;
 }
 
-std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack,
+std::optional<Placement> FindMapped(FreeList& list, Granules length, Slack slack,
                                     const TakersOf& takers) {
-  const auto many_edges = [&] {
-    const FreeHandles& handles = view.Handles();
-    return handles.heads.size() + handles.tails.size() > kManyEdges;
+  const auto many_partials = [&] {
+    const FreeHandles& handles = list.Handles();
+    return handles.heads.size() + handles.tails.size() > kManyPartials;
   };
   // Asking brings the handles up to date, so blocks that need no answer do not ask.
-  const bool in_edge = length < view.page_size() || (!takers && On("edges") && many_edges());
-  const auto whole_pages = static_cast<uint32_t>(length / view.page_size());
-  const uint64_t remainder = (length % view.page_size()).count();
+  const bool in_partial =
+      length < list.page_size() || (!takers && On("partial") && many_partials());
+  const auto whole_pages = static_cast<uint32_t>(length / list.page_size());
+  const uint64_t remainder = (length % list.page_size()).count();
   uint64_t most_whole = whole_pages + (remainder != 0 ? 1 : 0);
   if (remainder != 0 && slack == Slack::kNone &&
-      ChooseEdges(view.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
+      ChoosePartials(list.Handles(), remainder, Ends::kBoth, [](PageId) { return true; }))
     --most_whole;
 
   uint32_t threshold = whole_pages;
-  int searches_left = kEdgeSearches;
+  int searches_left = kPartialSearches;
   RangeId from{0};
   int ranges_left = takers ? kRangesForTakers : 0;
   std::optional<Choice> best;
   while (!best || ranges_left > 0) {
     --ranges_left;
-    const std::optional<RangeId> id = view.OldestMayHold(threshold, from);
+    const std::optional<RangeId> id = list.OldestMayHold(threshold, from);
     if (!id) break;
-    const auto choice = ChooseInRange(view, length.count(), *id, most_whole, in_edge, takers);
+    const auto choice = ChooseInRange(list, length.count(), *id, most_whole, in_partial, takers);
     if (choice && (!best || choice->BetterThan(*best))) best = choice;
     from = *id + 1;
     if (remainder != 0 && --searches_left == 0) {
@@ -130,26 +130,26 @@ std::optional<Placement> FindMapped(FreeView& view, Granules length, Slack slack
     }
   }
   if (!best) return std::nullopt;
-  return Placement::OfGranule(best->start, view.page_size());
+  return Placement::OfGranule(best->start, list.page_size());
 }
 
-std::optional<PageId> WholePageToBreak(const FreeView& view, const TakersOf& takers) {
-  const RangeTable& ranges = view.ranges();
+std::optional<PageId> WholePageToBreak(const FreeList& list, const TakersOf& takers) {
+  const RangeTable& ranges = list.ranges();
   constexpr int kPagesLookedAt = 64;  // enough to choose well, and a bound on the time
   std::optional<PageId> best;
   std::tuple<uint32_t, uint32_t, std::size_t> least;
   int left = kPagesLookedAt;
-  for (auto page = view.NextWhole(PageId{0}); page && left > 0; --left) {
+  for (auto page = list.NextWhole(PageId{0}); page && left > 0; --left) {
     const PageId end = ranges.handle_end(*page);
     const uint32_t pages = ranges.handle_pages(*page);
-    const bool breaks = pages > 1 && view.AreWhole(ranges.handle_begin(*page), end);
+    const bool breaks = pages > 1 && list.AreWhole(ranges.handle_begin(*page), end);
     const std::tuple harm{breaks ? pages : 0, takers ? takers(*page) : 0,
-                          ranges.slots_of(*page).size()};
+                          ranges.vpages_of(*page).size()};
     if (!best || harm < least) {
       best = page;
       least = harm;
     }
-    page = view.NextWhole(breaks ? end : *page + 1);
+    page = list.NextWhole(breaks ? end : *page + 1);
   }
   return best;
 }

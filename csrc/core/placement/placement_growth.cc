@@ -5,13 +5,13 @@
 namespace cgp {
 namespace {
 
-// In a pool of any size.
+// The most pages of a handle, in a pool of any size.
 constexpr uint64_t kMostHandlePages = 64;
 static_assert(kMostHandlePages <= MappingPlan::kMaxNewPages);
 
-// The handles that hold a number of granules side by side: the tail of one, existing whole ones,
-// new ones, the head of one.
-struct Stretch {
+// The handles that hold a span of granules side by side: the tail of one, existing whole ones, new
+// ones, the head of one.
+struct HandleSpan {
   std::vector<PageId> handles;
   uint64_t start = 0;  // of the granules, in the first handle
   uint64_t new_pages = 0;
@@ -20,20 +20,20 @@ struct Stretch {
 
 class GrowthPlanner {
  public:
-  GrowthPlanner(FreeView& view, Granules length, Slack slack, bool several_streams)
-      : view_(view),
-        ranges_(view.ranges()),
-        page_(view.page_size().count()),
+  GrowthPlanner(FreeList& list, Granules length, Slack slack, bool several_streams)
+      : list_(list),
+        ranges_(list.ranges()),
+        page_(list.page_size().count()),
         length_(length.count()),
         several_streams_(several_streams),
-        free_(view.Handles()),
+        free_(list.Handles()),
         fresh_(Fill(length_, Ends::kBoth, std::nullopt)),
         most_whole_(fresh_.whole + static_cast<uint64_t>(slack)) {}
 
   GrowthPlan Plan() {
     const uint64_t longest = LongestPart();
     for (const End& end : FreeEnds()) {
-      // Those that follow have less: none of them needs fewer handles.
+      // The ends that follow have less free, so none of them needs fewer handles.
       const uint64_t least = (length_ - end.reused + longest - 1) / longest;
       if (best_ && least >= best_->mapping.handles.size()) break;
       if (On(end.at_front ? "extend-front" : "extend-back")) ConsiderExtending(end);
@@ -50,8 +50,8 @@ class GrowthPlanner {
     uint64_t whole = 0;   // whole pages among them
   };
 
-  // Those with most free of the newest ranges; of equals the newest first, and its back before its
-  // front.
+  // Of the newest ranges, the ends with most free. Among equals the newest comes first, and its
+  // back before its front.
   std::vector<End> FreeEnds() const {
     std::vector<End> ends;
     uint32_t left = kRangesLookedAt;
@@ -68,23 +68,24 @@ class GrowthPlanner {
 
   End EndOf(RangeId id, bool at_front) const {
     const RangeTable::Range& range = ranges_.range(id);
-    const uint32_t slots = view_.FreeAtEnd(id, at_front);
-    uint64_t reused = slots * page_;
-    if (slots < range.mapped()) {
-      const Granules edge = at_front ? view_.Head(ranges_.page_at(range.begin() + slots))
-                                     : view_.Tail(ranges_.page_at(range.end() - 1 - slots));
-      reused += edge.count();
+    const uint32_t vpages = list_.FreeAtEnd(id, at_front);
+    uint64_t reused = vpages * page_;
+    if (vpages < range.mapped()) {
+      const Granules partial = at_front ? list_.Head(ranges_.page_at(range.begin() + vpages))
+                                        : list_.Tail(ranges_.page_at(range.end() - 1 - vpages));
+      reused += partial.count();
     }
     if (reused < length_) return {id, at_front, reused, reused / page_};
-    // Room enough, but FindMapped() refused a whole page for the remainder: that goes to an edge.
+    // There is room enough, but FindMapped() refused a whole page for the remainder: a partial gets
+    // it.
     return {id, at_front, length_ / page_ * page_, length_ / page_};
   }
 
-  // What to map for `length` granules that the range does not show yet: whole handles as far as
-  // they fit, largest first; the rest in edges, else in a part of a whole handle, else in as few
-  // new pages as can be and the edges that make them so few.
-  Stretch Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
-    Stretch stretch;
+  // What to map for `length` granules that the range does not show. Free whole handles are taken as
+  // far as they fit, largest first. The rest goes to partials, else to a part of a whole handle,
+  // else to new pages: as few as possible, with the partials that allow so few.
+  HandleSpan Fill(uint64_t length, Ends ends, std::optional<RangeId> range) const {
+    HandleSpan span;
     const auto allowed = [&](PageId handle) { return !range || !ranges_.Shows(*range, handle); };
     uint64_t rest = length;
     const std::set<WholeHandle>& wholes = free_.wholes;
@@ -96,43 +97,43 @@ class GrowthPlanner {
       }
       ++it;
       if (!allowed(handle)) continue;
-      stretch.handles.push_back(handle);
-      stretch.whole += pages;
+      span.handles.push_back(handle);
+      span.whole += pages;
       rest -= pages * page_;
     }
-    std::optional<EdgePair> edges = ChooseEdges(free_, rest, ends, allowed);
-    const auto longer = edges ? std::nullopt : SmallestLeft(stretch.handles, allowed);
+    std::optional<PartialPair> partials = ChoosePartials(free_, rest, ends, allowed);
+    const auto longer = partials ? std::nullopt : SmallestLeft(span.handles, allowed);
     if (longer) {
       const auto [pages, handle] = *longer;
       if (pages == PagesFor(rest)) {
-        stretch.handles.push_back(handle);
-        stretch.whole += pages;
+        span.handles.push_back(handle);
+        span.whole += pages;
         rest = 0;
-        edges = EdgePair{};
+        partials = PartialPair{};
       } else {
-        const Edge edge{.length = pages * page_, .handle = handle};
-        edges = ends == Ends::kTail ? EdgePair{.tail = edge, .head = {}}
-                                    : EdgePair{.tail = {}, .head = edge};
+        const PartialHandle partial{.length = pages * page_, .handle = handle};
+        partials = ends == Ends::kTail ? PartialPair{.tail = partial, .head = {}}
+                                       : PartialPair{.tail = {}, .head = partial};
       }
     }
-    if (!edges && rest > LongestPair()) {
-      stretch.new_pages = (rest - LongestPair()) / page_;
-      rest -= stretch.new_pages * page_;
-      edges = ChooseEdges(free_, rest, ends, allowed);
+    if (!partials && rest > LongestPair()) {
+      span.new_pages = (rest - LongestPair()) / page_;
+      rest -= span.new_pages * page_;
+      partials = ChoosePartials(free_, rest, ends, allowed);
     }
-    while (!edges) {
-      ++stretch.new_pages;
+    while (!partials) {
+      ++span.new_pages;
       rest -= std::min(rest, page_);
-      edges = ChooseEdges(free_, rest, ends, allowed);
+      partials = ChoosePartials(free_, rest, ends, allowed);
     }
-    stretch.whole += stretch.new_pages;
-    AppendNewHandles(stretch.new_pages, MostNewPages(stretch.new_pages), stretch.handles);
-    TakeEdges(*edges, rest, stretch);
-    return stretch;
+    span.whole += span.new_pages;
+    AppendNewHandles(span.new_pages, MostNewPages(span.new_pages), span.handles);
+    TakePartials(*partials, rest, span);
+    return span;
   }
 
-  // The smallest whole handle that is not among those taken, which were taken largest first: it is
-  // longer than what they leave to fill.
+  // The smallest whole handle that is not taken. It is longer than the rest to fill, since handles
+  // were taken largest first.
   template <typename Allowed>
   std::optional<WholeHandle> SmallestLeft(const std::vector<PageId>& taken,
                                           Allowed&& allowed) const {
@@ -147,60 +148,60 @@ class GrowthPlanner {
     return std::nullopt;
   }
 
-  // Of one edge all is taken: what it has too much is then left over at the block's other end, as
-  // an edge again. Amid a page no large block could use it.
-  void TakeEdges(const EdgePair& edges, uint64_t rest, Stretch& stretch) const {
-    const uint64_t spare = edges.length() - rest;
-    const uint64_t shift = edges.is_one() && spare < page_ ? spare : 0;
-    if (edges.tail) {
-      const auto [length, handle] = *edges.tail;
+  // A single partial is taken whole: its surplus is then left over at the block's other end, where
+  // it is a partial again. Inside a page no large block could use it.
+  void TakePartials(const PartialPair& partials, uint64_t rest, HandleSpan& span) const {
+    const uint64_t spare = partials.length() - rest;
+    const uint64_t shift = partials.is_one() && spare < page_ ? spare : 0;
+    if (partials.tail) {
+      const auto [length, handle] = *partials.tail;
       const uint64_t taken = std::min(rest, length);
-      stretch.start = ranges_.handle_pages(handle) * page_ - taken - shift;
-      stretch.whole += std::min(length / page_, PagesFor(taken));
-      stretch.handles.insert(stretch.handles.begin(), handle);
+      span.start = ranges_.handle_pages(handle) * page_ - taken - shift;
+      span.whole += std::min(length / page_, PagesFor(taken));
+      span.handles.insert(span.handles.begin(), handle);
       rest -= taken;
     }
-    if (edges.head) {
-      stretch.start += shift;
-      stretch.whole += std::min(edges.head->length / page_, PagesFor(rest));
-      stretch.handles.push_back(edges.head->handle);
+    if (partials.head) {
+      span.start += shift;
+      span.whole += std::min(partials.head->length / page_, PagesFor(rest));
+      span.handles.push_back(partials.head->handle);
     }
   }
 
   uint64_t PagesFor(uint64_t granules) const { return (granules + page_ - 1) / page_; }
 
-  // At least the length of any two edges.
+  // An upper limit on the length of two partials.
   uint64_t LongestPair() const {
-    const auto longest = [](const std::set<Edge>& edges) {
-      return edges.empty() ? 0 : edges.rbegin()->length;
+    const auto longest = [](const std::set<PartialHandle>& partials) {
+      return partials.empty() ? 0 : partials.rbegin()->length;
     };
     return longest(free_.tails) + longest(free_.heads);
   }
 
-  // At least what any one handle holds of the block.
+  // An upper limit on what one handle holds of the block.
   uint64_t LongestPart() const {
     const std::set<WholeHandle>& wholes = free_.wholes;
     const uint64_t whole = wholes.empty() ? 0 : wholes.begin()->pages;
     return std::max(LongestPair(), std::max(whole, MostNewPages(PagesFor(length_))) * page_);
   }
 
-  // As large as suits the pool and, where one stream alone needs them, the block.
+  // The most pages of a new handle, from the pool's size and, with one stream, from the block's.
   uint64_t MostNewPages(uint64_t pages) const {
     const uint64_t pool_pages = ranges_.page_count() + pages;
     return MostHandlePages(pool_pages, several_streams_ ? pool_pages : pages);
   }
 
-  // Of equals the one that was considered first is best.
+  // Among equals the end that was considered first wins.
   void ConsiderExtending(const End& end) {
     const RangeTable::Range& range = ranges_.range(end.range);
     const uint64_t missing = length_ - end.reused;
-    Stretch stretch = Fill(missing, end.at_front ? Ends::kTail : Ends::kHead, end.range);
-    if (best_ && stretch.handles.size() >= best_->mapping.handles.size()) return;
-    if (end.whole + stretch.whole > most_whole_) return;
+    HandleSpan span = Fill(missing, end.at_front ? Ends::kTail : Ends::kHead, end.range);
+    if (best_ && span.handles.size() >= best_->mapping.handles.size()) return;
+    if (end.whole + span.whole > most_whole_) return;
     // New pages are made only where a new range would have to make as many.
-    if (stretch.new_pages > fresh_.new_pages) return;
+    if (span.new_pages > fresh_.new_pages) return;
     GrowthPlan plan{
-        {.range = end.range, .at_front = end.at_front, .handles = std::move(stretch.handles)}};
+        {.range = end.range, .at_front = end.at_front, .handles = std::move(span.handles)}};
     const uint64_t pages = ranges_.PagesOf(plan.mapping);
     if (pages > (end.at_front ? range.room_front : range.room_back)) return;
     plan.start = end.at_front ? static_cast<int64_t>(pages * page_) - static_cast<int64_t>(missing)
@@ -217,13 +218,13 @@ class GrowthPlanner {
     return plan;
   }
 
-  FreeView& view_;
+  FreeList& list_;
   const RangeTable& ranges_;
   const uint64_t page_;    // in granules
   const uint64_t length_;  // in granules
   const bool several_streams_;
   const FreeHandles& free_;
-  const Stretch fresh_;  // a new range
+  const HandleSpan fresh_;  // a new range
   const uint64_t most_whole_;
   std::optional<GrowthPlan> best_;
 };
@@ -237,8 +238,7 @@ uint64_t MostHandlePages(uint64_t pool_pages, uint64_t together) {
   return std::max<uint64_t>(1, std::min(of_pool, (together + 1) / 2));
 }
 
-// As few as can be and about as large as each other, so that blocks of one size can take each
-// other's.
+// As few handles as possible, of about one size, so that blocks of one size can take each other's.
 void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handles) {
   while (pages > 0) {
     const uint64_t count = (pages + most - 1) / most;
@@ -248,7 +248,7 @@ void AppendNewHandles(uint64_t pages, uint64_t most, std::vector<PageId>& handle
   }
 }
 
-Placement GrowthPlan::PlacementFrom(SlotId first, Granules page_size) const {
+Placement GrowthPlan::PlacementFrom(VirtualPage first, Granules page_size) const {
   const auto before = static_cast<int64_t>(Index(first) * page_size.count());
   return Placement::OfGranule(static_cast<uint64_t>(before + start), page_size);
 }
@@ -267,8 +267,8 @@ std::optional<MappingPlan> GrowthPlan::MappingAhead(const RangeTable& ranges,
   return ahead;
 }
 
-GrowthPlan PlanGrowth(FreeView& view, Granules length, Slack slack, bool several_streams) {
-  return GrowthPlanner(view, length, slack, several_streams).Plan();
+GrowthPlan PlanGrowth(FreeList& list, Granules length, Slack slack, bool several_streams) {
+  return GrowthPlanner(list, length, slack, several_streams).Plan();
 }
 
 }  // namespace cgp

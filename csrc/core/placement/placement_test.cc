@@ -1,5 +1,5 @@
-// A search ends, and edges are mapped for a block so that what is left of them is an edge again. How
-// well blocks are placed cgp_quality judges.
+// A search ends, and partials are mapped for a block so that what is left of them is a partial
+// again. How well blocks are placed cgp_quality judges.
 #include "core/placement/placement.h"
 
 #include <gtest/gtest.h>
@@ -29,18 +29,18 @@ class PlacementTest : public ::testing::Test {
     }
   }
   void Take(PageId page, uint32_t offset) {
-    Site site{{ranges_.slots_of(page).front(), offset}};
+    Site site{{ranges_.vpages_of(page).front(), offset}};
     bytes_.ReserveTake();
     bytes_.Take(site, Granules(1));
   }
   GrowthPlan Plan(uint64_t length) {
-    return PlanGrowth(view_, Granules(length), Slack::kNone, /*several_streams=*/false);
+    return PlanGrowth(list_, Granules(length), Slack::kNone, /*several_streams=*/false);
   }
 
   HostDriver driver_{{.granularity = kP * kGranuleBytes, .map_memory = false}};
   RangeTable ranges_{driver_, kPageSize};
   SharedSpace bytes_{ranges_};
-  FreeView& view_ = bytes_.AddView(StreamId{1}, FenceId{1});
+  FreeList& list_ = bytes_.AddFreeList(StreamId{1}, FenceId{1});
 };
 
 // More ranges in vain than a search looks at: then a range with a page more will do.
@@ -48,11 +48,11 @@ TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
   for (int i = 0; i < 100; ++i) MapNew({"....", "xxxx"});
   MapNew({"xxx.", "....", "xxxx"});  // is exact, and passed over
   MapNew({"....", "....", "xxxx"});
-  for (uint32_t r = 0; r < ranges_.range_count(); ++r) view_.Runs(RangeId{r});
-  const auto found = FindMapped(view_, Granules(5), Slack::kOnePage);
+  for (uint32_t r = 0; r < ranges_.range_count(); ++r) list_.Runs(RangeId{r});
+  const auto found = FindMapped(list_, Granules(5), Slack::kOnePage);
   ASSERT_TRUE(found);
-  EXPECT_EQ(found->slot, ranges_.range(RangeId{101}).begin());
-  EXPECT_FALSE(FindMapped(view_, Granules(5), Slack::kNone));
+  EXPECT_EQ(found->vpage, ranges_.range(RangeId{101}).begin());
+  EXPECT_FALSE(FindMapped(list_, Granules(5), Slack::kNone));
 }
 
 TEST_F(PlacementTest, OfATailAllIsTakenAndTheLastPageIsLeftATail) {

@@ -7,12 +7,12 @@
 namespace cgp {
 namespace {
 
-// How many extents are looked at for a block: a bound on the time.
+// How many spans are looked at for a block: a bound on the time.
 constexpr int kLookedAt = 4096;
 
 }  // namespace
 
-Placement Ring::Place(FreeView& view, Granules length, bool is_first, bool takes_whole) {
+Placement Ring::Place(FreeList& list, Granules length, bool is_first, bool takes_whole) {
   const uint64_t granules = length.count();
   uint64_t start = Fit(next_, granules);
   if (End() - start < granules) start = Fit(Begin(), granules);
@@ -27,11 +27,11 @@ Placement Ring::Place(FreeView& view, Granules length, bool is_first, bool takes
   if (uint64_t pages = PagesFor(Granules(missing), space().page_size()); pages > 0) {
     if (range_ && ranges_.range(*range_).room_back < pages) {
       memory_.DissolveRing();
-      Forget();
+      Clear();
     }
     const bool is_new = !range_;
     if (is_new) pages = std::max(pages, PagesFor(length, space().page_size()));
-    Grow(view, pages, takes_whole);
+    Grow(list, pages, takes_whole);
     if (is_new) start = Begin();
   }
   next_ = start + granules;
@@ -44,7 +44,7 @@ Placement Ring::Place(FreeView& view, Granules length, bool is_first, bool takes
 void Ring::Reclaim() {
   if (has_reclaimed_) return;
   for (uint64_t at = Begin(); at < End();) {
-    const auto [fence, end] = StretchAt(at);
+    const auto [fence, end] = SpanAt(at);
     if (fence == FenceId::kOpen) {
       memory_.bytes().ReserveTake();
       Claim(at, end);
@@ -54,8 +54,8 @@ void Ring::Reclaim() {
   has_reclaimed_ = true;
 }
 
-Ring::Stretch Ring::StretchAt(uint64_t place) const {
-  const PageId page_id = ranges_.page_at(SlotAt(place));
+Ring::Span Ring::SpanAt(uint64_t place) const {
+  const PageId page_id = ranges_.page_at(VpageAt(place));
   const uint64_t page_begin = place - place % page();
   const NodeId id = space().NodeAt(page_id, Granules(place - page_begin));
   const PageSpace::Node& node = space().node(id);
@@ -70,25 +70,25 @@ void Ring::Claim(uint64_t begin, uint64_t end) {
   memory_.bytes().Give(site, Granules(end - begin), FenceId::kRing);
 }
 
-// The first place, from one on, where so many granules are the ring's that follow one another; else
-// the one that goes on up to the end.
+// The first place from `from` on where `length` granules of the ring follow one another; else the
+// start of those that reach the ring's end.
 uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
   uint64_t start = from;
   int left = kLookedAt;
   for (uint64_t at = from; at < End() && at - start < length; --left) {
     if (left == 0) return End();
-    const auto [fence, end] = StretchAt(at);
+    const auto [fence, end] = SpanAt(at);
     at = end;
     if (fence != FenceId::kRing) start = at;
   }
   return start;
 }
 
-void Ring::Grow(FreeView& view, uint64_t pages, bool takes_whole) {
+void Ring::Grow(FreeList& list, uint64_t pages, bool takes_whole) {
   MappingPlan plan{
       .range = range_, .room = RangeTable::kRoomOfFirst + 2 * ranges_.page_count(), .handles = {}};
   uint64_t missing = pages;
-  for (const auto& [count, handle] : view.Handles().wholes) {
+  for (const auto& [count, handle] : list.Handles().wholes) {
     if (!takes_whole || missing == 0) break;
     const NodeId id = space().first(handle);
     const bool open =
@@ -98,7 +98,7 @@ void Ring::Grow(FreeView& view, uint64_t pages, bool takes_whole) {
     missing -= count;
   }
   AppendNewHandles(missing, MostHandlePages(ranges_.page_count() + missing, missing), plan.handles);
-  const SlotId first = memory_.bytes().Map(plan);
+  const VirtualPage first = memory_.bytes().Map(plan);
   range_ = ranges_.range_of(first);
   Claim(Index(first) * page(), (Index(first) + pages) * page());
 }

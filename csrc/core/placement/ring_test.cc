@@ -24,13 +24,13 @@ class RingTest : public ::testing::Test {
     LiveBlock live;
     live.block = {.bytes = length * kGranuleBytes, .stream = StreamId{1}};
     if (!memory_.scope()) memory_.BeginScope(ScopeKind::kCapture, true);
-    FreeView& view = memory_.BeginTake(live, {});
-    const Placement place = ring_.Place(view, Granules(length), is_first, takes_whole);
+    FreeList& list = memory_.BeginTake(live, {});
+    const Placement place = ring_.Place(list, Granules(length), is_first, takes_whole);
     live.site = {place};
-    EXPECT_TRUE(ring_.Holds(place.slot));
+    EXPECT_TRUE(ring_.Holds(place.vpage));
     memory_.bytes().Take(live.site, live.length());
     live.block.address = ranges_.AddressOf(place);
-    const uint64_t at = At(place.slot, place.offset);
+    const uint64_t at = At(place.vpage, place.offset);
     blocks_.Reserve(blocks_.size() + 1);
     blocks_.Insert(live.block.address, std::move(live));
     memory_.Check();
@@ -41,7 +41,7 @@ class RingTest : public ::testing::Test {
     const uint64_t granule = Index(range.begin()) * kPageSize.count() + at;
     const auto place = Placement::OfGranule(granule, kPageSize);
     const Address address = ranges_.AddressOf(place);
-    memory_.Free(*blocks_.Find(address), ring_.Holds(place.slot));
+    memory_.Free(*blocks_.Find(address), ring_.Holds(place.vpage));
     blocks_.Erase(address);
     memory_.Check();
   }
@@ -54,15 +54,15 @@ class RingTest : public ::testing::Test {
     Extents free;
     space().ForEachBehind(FenceId::kRing, [&](NodeId id) {
       const PageSpace::Node& node = space().node(id);
-      const uint64_t begin = At(ranges_.slots_of(node.page).front(), node.offset);
+      const uint64_t begin = At(ranges_.vpages_of(node.page).front(), node.offset);
       free.emplace_back(begin, begin + node.length);
     });
     std::ranges::sort(free);
     return free;
   }
-  uint64_t At(SlotId slot, uint64_t offset) const {
+  uint64_t At(VirtualPage vpage, uint64_t offset) const {
     const uint32_t first = Index(ranges_.range(RangeId{0}).begin());
-    return (Index(slot) - first) * kPageSize.count() + offset;
+    return (Index(vpage) - first) * kPageSize.count() + offset;
   }
   const PageSpace& space() const { return memory_.bytes().space(); }
 
@@ -90,19 +90,19 @@ TEST_F(RingTest, WhatWaitsForAnotherStreamDoesSoWhenTheRingIsGone) {
   Place(8, /*is_first=*/true);
   Place(8);
   blocks_.ForEach([&](Address, LiveBlock& live) {
-    if (live.site.slot == ranges_.range(RangeId{0}).begin()) live.AddUse(StreamId{2});
+    if (live.site.vpage == ranges_.range(RangeId{0}).begin()) live.AddUse(StreamId{2});
   });
   Free(0);
   Free(8);
   memory_.DissolveRing();
   LiveBlock live;
   live.block.stream = StreamId{1};
-  const FreeView& view = memory_.BeginTake(live, {});
-  const auto page = [&](uint32_t slot) {
-    return ranges_.page_at(ranges_.range(RangeId{0}).begin() + slot);
+  const FreeList& list = memory_.BeginTake(live, {});
+  const auto page = [&](uint32_t vpage) {
+    return ranges_.page_at(ranges_.range(RangeId{0}).begin() + vpage);
   };
-  EXPECT_FALSE(view.IsWhole(page(0)));
-  EXPECT_TRUE(view.IsWhole(page(1)));
+  EXPECT_FALSE(list.IsWhole(page(0)));
+  EXPECT_TRUE(list.IsWhole(page(1)));
 }
 
 TEST_F(RingTest, AFullRangeMakesWayForAnother) {

@@ -15,7 +15,7 @@
 namespace cgp {
 namespace {
 
-// Tells torch's profiler, if it wants to know, and what there is of base and pools now.
+// Tells torch's profiler, if it is on, what base and pools have now.
 template <typename Function>
 void Report(Base& base, DevicePools& pools, const Function& report) {
   if (!c10::memoryProfilingEnabled()) return;
@@ -54,26 +54,26 @@ void Note(Base& base, History::Action action, const DevicePools::Owned& owned,
   });
 }
 
-// The native allocator gives its lists of observers and trackers to nobody, so only itself can tell
-// those who were attached before us. Hence it is made to run out as well: it is asked for the same
-// bytes in a private pool of their own, which has no cache that could serve them. Then it counts,
-// notes and tells as for any allocation of its own. What it tells is what was asked for and what is
-// free; the limit is its own, without what graph pools hold of the process's share.
+// The native allocator tells nobody which observers and trackers it has, so only it can tell those
+// that were attached before us. Hence it is made to run out as well: it is asked for the same bytes
+// in a private pool of their own, which has no cache to serve them. Then it counts, records and
+// tells as for any allocation of its own. It tells what was asked for and what is free; the limit
+// is its own, without what graph pools hold of the process's share.
 //
 // Makes the base tell its observers and trackers. Returns false if it did not run out. It is asked
 // on the default stream, which never captures: with graph_capture_record_stream_reuse the native
-// allocator ends no scope while a stream captures that allocated there.
+// allocator ends no scope while a stream that allocated there captures.
 bool RunOutInBase(Base& base, c10::DeviceIndex device, size_t bytes) {
-  // Others have nobody to tell, and may do anything when asked for too much.
+  // Other allocators have nobody to tell, and may do anything when asked for too much.
   if (base.name() != "native") return false;
-  // An id that torch never makes, and that no pool of the base had before: the native allocator
-  // reopens none that nobody holds.
+  // An id that torch never makes, and no earlier pool of the base had: the native allocator reopens
+  // no pool without a user.
   static std::atomic<uint64_t> last{0};
   const c10::MempoolId_t id{++last, ~0ULL};
   base.beginAllocateToPool(device, id, [thread = std::this_thread::get_id()](cudaStream_t) {
     return std::this_thread::get_id() == thread;
   });
-  // Whatever its observers throw, it did.
+  // Whatever its observers throw, it ran out.
   bool ran_out = true;
   WithWarnings("who was told that memory has run out", [&] {
     try {
@@ -93,7 +93,7 @@ bool RunOutInBase(Base& base, c10::DeviceIndex device, size_t bytes) {
 
 void TellOutOfMemory(Base& base, DevicePools& pools, const Request& request,
                      const MemoryInfo& info) {
-  // More than there is, if the base has these bytes after all.
+  // The second asks for more than there is, if the base has these bytes after all.
   for (const size_t bytes : {request.bytes, request.bytes + pools.total_bytes}) {
     if (RunOutInBase(base, pools.device, bytes)) return;
   }
@@ -101,7 +101,7 @@ void TellOutOfMemory(Base& base, DevicePools& pools, const Request& request,
   Report(base, pools, [&](auto... now) {
     c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(request.bytes), now...);
   });
-  // Such an entry's address is what is free.
+  // The address of such an entry is the free memory.
   Note(base, History::Action::OOM,
        {&pools,
         request.id,
@@ -123,15 +123,15 @@ void Announce(Base& base, const DevicePools::Owned& made, History::Context conte
 bool FreeAnnounced(Base& base, void* pointer) {
   History& history = History::Get();
   const History::Telling telling(history);
-  // Only of the device that the block is on: somebody may wait for another one with the base's lock
-  // of it held.
+  // Only the block's device is asked: a thread may wait for another device with the base's lock of
+  // it held.
   DevicePools::FindFirst(PoolsOwner::kGraphAllocator, [&](DevicePools& pools) {
     const bool asks =
         pools.stats.IsBehind() && pools.set.HasReserved(reinterpret_cast<Address>(pointer));
     if (asks) pools.stats.BeforeChange(base);
     return asks;
   });
-  // Who is told hears of it before anybody else can have the bytes.
+  // Everybody is told before anyone else can have the bytes.
   const bool is_told = history.active() || c10::impl::GPUTrace::get_trace() != nullptr;
   const auto told = is_told ? DevicePools::At(pointer) : std::nullopt;
   History::Context allocated = told ? history.ContextOf(told->block.address) : nullptr;
@@ -153,7 +153,7 @@ bool FreeAnnounced(Base& base, void* pointer) {
 
 void NoteRestored(Base& base, DevicePools& pools, PoolId id, const RestoreDelta& delta) noexcept {
   if (!History::active()) return;
-  // Blocks that live on are in both. Of one list no two have the same address.
+  // Blocks that live on are in both lists. A list has no address twice.
   const auto note = [&](History::Action action, const std::vector<Block>& blocks,
                         const std::vector<Block>& others) {
     std::unordered_map<Address, Block> known(others.size());
@@ -180,7 +180,7 @@ void AddPools(c10::OutOfMemoryError& error, DeviceIndex device) noexcept {
 void ThrowOutOfMemory(Base& base, DevicePools& pools, const Request& request) {
   MemoryInfo info{};
   WithWarnings("asking how much memory is free", [&] { info = pools.driver.Info(); });
-  // Who makes room and tries again waits for the error below, not for that of somebody who is told.
+  // A caller that makes room and tries again waits for the error below, not for an observer's.
   WithWarnings("who was told that memory has run out",
                [&] { TellOutOfMemory(base, pools, request, info); });
   const std::string held = pools.set.Describe(request.id);

@@ -1,8 +1,8 @@
-// The word that every allocation reads: whether anything but the memory itself matters.
+// The word that every allocation reads: whether there is more to do than to allocate.
 //
-// Most allocations have nobody to tell and nothing to count. Whoever knows of more to do notes it
-// here: a scope is open, the base has allocated, a history is recorded, or a fraction of the
-// device's memory is set. So eager work costs one load.
+// Most allocations have nobody to tell and nothing to count. Whatever changes that is noted here: a
+// scope is open, the base has allocated, a history is recorded, or a fraction of the device's
+// memory is set. So eager work costs one load.
 #pragma once
 
 #include <atomic>
@@ -13,12 +13,12 @@ namespace cgp {
 class Gate {
  public:
   using Word = uint64_t;
-  // No moment: whoever saw it last has to look.
+  // No moment: whoever saw this one has to look.
   static constexpr Word kNever = ~Word{0};
 
   static Word Read() { return word_.load(std::memory_order_acquire); }
 
-  // No scope is open, and that the base allocates is noted already.
+  // No scope is open, and the base's growth is noted already.
   static bool IsEager(Word word) { return (word & (kScopes | kBaseGrew)) == kBaseGrew; }
   static bool HasScopes(Word word) { return (word & kScopes) != 0; }
   static void CountScopes(int change) {
@@ -29,7 +29,7 @@ class Gate {
   static void NoteBaseGrowth() {
     if ((Read() & kBaseGrew) == 0) word_.fetch_or(kBaseGrew, std::memory_order_acq_rel);
   }
-  // A new moment if the base has grown since the last one, else that.
+  // Returns a new moment if the base has grown since the last one, else the last one.
   static Word TakeBaseGrowth() {
     Word word = Read();
     while ((word & kBaseGrew) != 0) {
@@ -39,7 +39,7 @@ class Gate {
     return word & kMoment;
   }
   static bool BaseGrewSince(Word moment) { return (Read() & (kMoment | kBaseGrew)) != moment; }
-  // Or a history is recorded, or a fraction set.
+  // The same, or a history is recorded, or a fraction set.
   static bool IsWatchedSince(Word moment) { return (Read() & ~kScopes) != moment; }
 
   static constexpr Word kHistory = 2;    // somebody wants to know what is done

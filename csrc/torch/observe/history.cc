@@ -35,7 +35,7 @@ void History::Configure(bool enabled, c10::CachingDeviceAllocator::CreateContext
 
 void History::AttachTracker(Tracker tracker, const std::function<void()>& attach) {
   const Telling left_meanwhile(*this);
-  const std::lock_guard telling(telling_mutex_);  // nobody else attaches one meanwhile
+  const std::lock_guard telling(telling_mutex_);  // no other thread attaches one meanwhile
   auto more = std::make_shared<Trackers>(*trackers_);
   more->push_back(std::move(tracker));
   attach();
@@ -57,7 +57,7 @@ void History::Record(Event event, Context context, const std::string& metadata) 
       const auto live = live_.extract(event.address);
       if (live && context == nullptr) context = live.mapped();
       Insert(event, context, metadata, told);
-      // Ours are free for the pool at once: what protects the bytes is the pool's to know.
+      // The pool has our blocks back at once: it knows itself what protects the bytes.
       event.action = Action::FREE_COMPLETED;
     }
     Insert(event, context, metadata, told);
@@ -68,7 +68,7 @@ void History::Record(Event event, Context context, const std::string& metadata) 
   if (told.empty()) return;
   const Telling left_meanwhile(*this);
   const std::lock_guard telling(telling_mutex_);
-  TellMappings();  // what came before
+  TellMappings();  // which came before
   for (const TraceEntry& entry : told) Tell(entry);
 }
 
@@ -81,7 +81,7 @@ void History::Mapped(int device, bool mapped, Address address, uint64_t bytes) n
                     bytes,
                     Purpose::now.second,
                     Purpose::now.first};
-  // What is mapped is mapped, also where memory does not suffice for noting it.
+  // A mapping stands even if there is no memory to record it.
   WithWarnings("the history of allocations", [&] {
     const std::lock_guard lock(history.mutex_);
     // No stack: gathering one may wait for the GIL.
@@ -115,10 +115,11 @@ void History::Tell(const TraceEntry& entry) const {
   }
 }
 
-// Nobody waits here: who holds the base's lock calls it too, and a tracker may want that.
+// Nobody waits here: a thread with the base's lock calls this too, and a tracker may want that
+// lock.
 void History::TellMappings() noexcept {
   std::unique_lock lock(mutex_);
-  // Whoever came meanwhile has left to this thread what it mapped.
+  // Threads that came meanwhile left their mappings to this one.
   while (!mappings_.empty()) {
     const std::unique_lock telling(telling_mutex_, std::try_to_lock);
     if (!telling.owns_lock()) return;

@@ -1,9 +1,9 @@
-// What torch.cuda.memory._record_memory_history() asks for, of our pools: a trace of what was done
-// in them, and where their live blocks were allocated.
+// The history of our pools for torch.cuda.memory._record_memory_history(): what was done in them,
+// and where their live blocks were allocated.
 //
-// The base keeps its own; both get the same settings, and MergeInto() puts ours between the base's
-// entries by time. Contexts (stacks) are gathered by the caller before any lock is taken, since
-// that may wait for the GIL.
+// The base has its own history with the same settings. MergeInto() sorts our entries between the
+// base's by time. The caller gathers contexts (stacks) before it takes any lock, since that may
+// wait for the GIL.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>
@@ -35,7 +35,7 @@ class History {
   using When = c10::CachingDeviceAllocator::RecordContext;
   using Tracker = c10::CachingDeviceAllocator::AllocatorTraceTracker;
 
-  // Of what happened; `size` is in bytes, of blocks as it was asked for.
+  // What happened. `size` is in bytes; for blocks it is what was asked for.
   struct Event {
     Action action{};
     c10::DeviceIndex device = 0;
@@ -45,9 +45,9 @@ class History {
     PoolId pool;
   };
 
-  // While one lives its thread may map and unmap; then the trackers hear of it, unless another
-  // thread is telling them something: that tells them this too. To be made before any lock is
-  // taken.
+  // While one exists its thread may map and unmap. At its end the trackers are told, unless another
+  // thread is telling them something: then that one tells them this too. To be made before any lock
+  // is taken.
   class Telling {
    public:
     explicit Telling(History& history) : history_(history) {}
@@ -61,7 +61,7 @@ class History {
     History& history_;
   };
 
-  // While one lives, what its thread maps is noted as being for this pool and stream.
+  // While one exists, its thread's mappings are recorded for this pool and stream.
   struct Purpose {
     Purpose(PoolId pool, StreamId stream) { now = {pool, stream}; }
     ~Purpose() { now = {}; }
@@ -70,51 +70,51 @@ class History {
     static inline constinit thread_local std::pair<PoolId, StreamId> now{};
   };
 
-  // The process's one.
+  // The only one of the process.
   static History& Get();
 
-  // CUDAAllocator::recordHistory(). Throws c10::Error for an unknown action to skip. `configure`
-  // runs before anything changes here, which it does not if that throws.
+  // CUDAAllocator::recordHistory(). Throws c10::Error if an action to skip is unknown. `configure`
+  // runs first: if it throws, nothing changes here.
   void Configure(
       bool enabled, c10::CachingDeviceAllocator::CreateContextFn recorder, size_t max_entries,
       When when, bool clear, const std::vector<std::string>& skip_actions,
       const std::function<void()>& configure = [] {});
-  // `attach` runs before the tracker is attached here too, which it is not if that throws.
+  // `attach` runs first: if it throws, the tracker is not attached here either.
   void AttachTracker(
       Tracker tracker, const std::function<void()>& attach = [] {});
 
-  // Whether anybody wants to know anything. Costs a load.
+  // Whether anybody wants to know of events. Costs a load.
   static bool active() { return (Gate::Read() & Gate::kHistory) != 0; }
 
-  // The stack of the caller, if one is wanted from this level on, else nullptr.
+  // The caller's stack, if one is wanted from this level on, else nullptr.
   Context Gather(When level) const;
 
-  // Notes what happened. `metadata` is torch's user metadata. The trackers are told before this
-  // returns. Where a block was allocated is kept from its ALLOC to its FREE_REQUESTED, which is
-  // followed by FREE_COMPLETED.
+  // Records what happened, and tells the trackers before it returns. `metadata` is torch's user
+  // metadata. A block's context is known from its ALLOC to its FREE_REQUESTED, which FREE_COMPLETED
+  // follows.
   void Record(Event event, Context context, const std::string& metadata);
-  // The same of the process's history, for what is mapped and unmapped. It may be called with any
-  // lock held: the trackers are told later, in the order of these calls.
+  // The same for mapping and unmapping, in the process's history. It may be called with any lock
+  // held: the trackers are told later, in the order of these calls.
   static void Mapped(int device, bool mapped, Address address, uint64_t bytes) noexcept;
 
   // Where the live block at `address` was allocated, if that was recorded.
   Context ContextOf(Address address) const;
 
-  // Adds the entries to the base's, in order of time, as far as the history reaches back.
+  // Merges the entries into the base's by time, as far back as the history reaches.
   void MergeInto(std::vector<std::vector<TraceEntry>>& device_traces);
 
  private:
   using Trackers = std::vector<Tracker>;
-  // Keeps an entry, and adds it to `told` if there are trackers. pre: mutex_ is held.
+  // Stores an entry, and adds it to `told` if there are trackers. pre: mutex_ is held.
   void Insert(const Event& event, const Context& context, const std::string& metadata,
               std::deque<TraceEntry>& told);
-  // Tells all trackers. What they throw changes nothing: what happened has. pre: telling_mutex_ is
+  // Tells all trackers. Their errors change nothing, since it has happened. pre: telling_mutex_ is
   // held.
   void Tell(const TraceEntry& entry) const;
   void TellMappings() noexcept;
 
-  // Held while trackers are told, by none but them: these may ask for statistics, and even
-  // allocate. In the order of locks it comes before all others.
+  // Held only while trackers are told, which may ask for statistics, or even allocate. In the order
+  // of locks it comes before all others.
   std::recursive_mutex telling_mutex_;
   mutable std::mutex mutex_;
   std::atomic<c10::CachingDeviceAllocator::CreateContextFn> recorder_{nullptr};
@@ -122,7 +122,7 @@ class History {
   size_t max_entries_ = 0;  // 0: only trackers are told
   std::set<Action> skipped_;
   std::shared_ptr<const Trackers> trackers_ = std::make_shared<Trackers>();
-  std::deque<TraceEntry> mappings_;  // of which the trackers are to be told; oldest first
+  std::deque<TraceEntry> mappings_;  // that trackers have not been told of; oldest first
   std::map<c10::DeviceIndex, std::deque<TraceEntry>> entries_;  // oldest first
   std::unordered_map<Address, Context> live_;
   c10::ApproximateClockToUnixTimeConverter clock_;

@@ -21,7 +21,7 @@ constexpr std::array kMeasures = {
     &DeviceStats::requested_bytes,
 };
 
-// function(Stat& of a, const Stat& of b), for all that both count, and for all pools that b has.
+// Calls function(Stat& of a, const Stat& of b) for all that both count, and for all pools of b.
 template <typename Function>
 void ForEachPair(DeviceStats& a, const DeviceStats& b, Function function) {
   const auto for_each_type = [&](StatArray& of_a, const StatArray& of_b) {
@@ -35,7 +35,7 @@ void ForEachPair(DeviceStats& a, const DeviceStats& b, Function function) {
   }
 }
 
-// function(gauge of ours, stat of torch's that shows it).
+// Calls function(gauge of ours, stat of torch's that shows it).
 template <typename Function>
 void ForEachShown(SetUsage& usage, DeviceStats& stats, Function function) {
   const auto show = [&](Gauge& gauge, StatType type, auto... measures) {
@@ -49,8 +49,8 @@ void ForEachShown(SetUsage& usage, DeviceStats& stats, Function function) {
   show_blocks(usage.all, StatType::AGGREGATE);
   show_blocks(usage.small, StatType::SMALL_POOL);
   show_blocks(usage.large, StatType::LARGE_POOL);
-  // Pages hold blocks of all sizes: what is reserved counts as large, as torch calls segments that
-  // are not for small blocks alone.
+  // Pages hold blocks of all sizes, so reserved bytes count as large, torch's word for segments
+  // that are not for small blocks only.
   for (const StatType type : {StatType::AGGREGATE, StatType::LARGE_POOL}) {
     show(usage.handles, type, &DeviceStats::segment);
     show(usage.reserved_bytes, type, &DeviceStats::reserved_bytes);
@@ -67,7 +67,7 @@ Stat ToStat(const Gauge& gauge) {
           .freed = number(gauge.removed)};
 }
 
-// What torch.cuda.memory_stats() counts, for such usage alone.
+// What torch.cuda.memory_stats() counts, for this usage alone.
 DeviceStats ToDeviceStats(SetUsage usage) {
   DeviceStats stats;
   ForEachShown(usage, stats, [](const Gauge& gauge, Stat& stat) { stat = ToStat(gauge); });
@@ -99,7 +99,7 @@ void MergedStats::CatchUp(Base& base) {
     fraction_.compare_exchange_strong(unknown, of_base < 1 ? of_base : kNone);
     if (limits()) Gate::Set(Gate::kFractions, true);
   }
-  // First, so that growth meanwhile is asked for again.
+  // This comes first, so that growth meanwhile is asked for again.
   const Gate::Word moment = Gate::TakeBaseGrowth();
   Ask(base, &Stat::peak);
   asked_.store(moment, std::memory_order_release);
@@ -114,14 +114,14 @@ void MergedStats::AfterChange(Base& base) noexcept {
   });
 }
 
-// Why the base's peak since the last question may be added to what ours hold now: it was either
-// while they held that, or what it held at the last question; and what ours hold beside that is no
-// new peak, since otherwise it would have been asked when they grew.
+// The base's peak since the last question may be added to what ours hold now. Either ours held this
+// at that peak, or it is what the base held at the last question. What ours hold beside that is no
+// new peak, else the base would have been asked when they grew.
 DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
-  // This may be within a capture, and the base of cudaMallocAsync asks CUDA.
+  // A capture may be open, and the base of cudaMallocAsync asks CUDA.
   const RelaxedCaptureMode relaxed;
   SetUsage ours = set_.Usage();
-  // A base that does not count (CUDAPluggableAllocator) has nothing.
+  // A base without statistics (CUDAPluggableAllocator) counts as empty.
   DeviceStats bases = IfSupported([&] { return base.getDeviceStats(device_); });
   DeviceStats sum = ToDeviceStats(ours);
   ForEachPair(sum, bases, [&](Stat& both, const Stat& part) {
@@ -134,13 +134,13 @@ DeviceStats MergedStats::Ask(Base& base, int64_t Stat::*of_base) {
     });
     sum = peaks_;
   }
-  // What the peak leaves beside the base. Of what several stats show the least counts.
+  // What the peak leaves beside the base. A gauge that several stats show gets the least.
   ours.ForEachPair(ours, [](Gauge& gauge, const Gauge&) { gauge.peak = ~uint64_t{0}; });
   ForEachShown(ours, sum, [](Gauge& level, const Stat& stat) {
     const auto left = static_cast<uint64_t>(std::max<int64_t>(0, stat.peak - stat.current));
     level.peak = std::min(level.peak, left);
   });
-  // Last, so that no peak is lost where something fails.
+  // These come last, so that no peak is lost if something fails.
   IfSupported([&] { base.resetPeakStats(device_); });
   set_.ResetPeaks(ours);
   base_reserved_.store(bases.reserved_bytes[0].current, std::memory_order_relaxed);
@@ -162,7 +162,7 @@ DeviceStats MergedStats::Get(Base& base) {
       stat.peak = std::max(stat.current, peak.peak);
     });
   }
-  // The base may have had a pool under the same name before, or have one now.
+  // The base may have, or have had, a pool of the same name.
   if (auto* const by_pool = ReservedByPrivatePool(stats)) {
     for (const auto& [id, reserved] : set_.ReservedByPool()) {
       StatArray ours;
@@ -218,8 +218,8 @@ void MergedStats::LimitBase(Base& base) {
   uint64_t state = ShareNow();
   if (told_.load() == state) return;
   // Several threads may tell the base at once, and no lock can order them: some come with the
-  // base's held, others go for it. So each looks, after it has told, whether what it told is still
-  // so, and tells again if not. The last to tell has looked, so the base was told the truth last.
+  // base's lock, others go for it. So after telling, each checks whether that is still true, and
+  // tells again if not. The last one has checked, so the last told is true.
   for (;;) {
     const double of_ours = static_cast<double>(driver_.held_bytes()) / total_bytes_;
     base.setMemoryFraction(std::max(0.0, fraction_.load() - of_ours), device_);

@@ -13,14 +13,14 @@ namespace {
 using c10::CachingDeviceAllocator::BlockInfo;
 using c10::CachingDeviceAllocator::SegmentInfo;
 
-// Bytes side by side that are shown at an address.
+// Bytes side by side, and the address that they are shown at.
 struct Shown {
   Address address = 0;
   uint64_t bytes = 0;
-  const Block* live = nullptr;  // the block whose they all are; nullptr: free
+  const Block* live = nullptr;  // the block that has them all; nullptr: free
 };
 
-// All of the pool's bytes, in the order of the addresses that they are shown at.
+// All bytes of the pool, in the order of the addresses that they are shown at.
 std::vector<Shown> Arrange(const PoolSnapshot& pool) {
   std::vector<Shown> shown;
   std::vector<PhysicalPiece> pieces;  // that live blocks have, and for each page one where it ends
@@ -29,10 +29,10 @@ std::vector<Shown> Arrange(const PoolSnapshot& pool) {
     pieces.insert(pieces.end(), its_pieces.begin(), its_pieces.end());
   }
   const uint64_t page_bytes = pool.stats.page_bytes;
-  std::map<PageId, Address> homes;
+  std::map<PageId, Address> first_at;
   for (const auto& [address, pages] : pool.ranges) {
     for (size_t i = 0; i < pages.size(); ++i) {
-      if (!homes.try_emplace(pages[i], address + i * page_bytes).second) continue;
+      if (!first_at.try_emplace(pages[i], address + i * page_bytes).second) continue;
       pieces.push_back({.page = pages[i], .offset_bytes = page_bytes, .length_bytes = 0});
     }
   }
@@ -41,7 +41,7 @@ std::vector<Shown> Arrange(const PoolSnapshot& pool) {
   });
   uint64_t free = 0;  // from there on, in the page of the next piece
   for (const auto& [page, offset, length] : pieces) {
-    if (offset > free) shown.push_back({homes.at(page) + free, offset - free, nullptr});
+    if (offset > free) shown.push_back({first_at.at(page) + free, offset - free, nullptr});
     free = offset == page_bytes ? 0 : offset + length;
   }
   std::ranges::sort(shown, {}, &Shown::address);

@@ -1,4 +1,4 @@
-// Scopes: whose pool is it, and who allocates in it now. The rules are in the header.
+// Which pools are ours, and who allocates in them now: capture_scopes.h has the rules.
 #include "torch/scopes/capture_scopes.h"
 
 #include <algorithm>
@@ -24,7 +24,7 @@ std::optional<Target> CaptureScopes::FindOurs(DeviceIndex device, MempoolId_t id
 
 bool CaptureScopes::BaseKnows(DeviceIndex device, MempoolId_t id) const {
   if (base_ == nullptr) return false;
-  // For an id that it never saw the native allocator has no answer.
+  // The native allocator throws for an id that it never saw.
   return IfSupported([&] { return base_->getPoolUseCount(device, id); }) > 0;
 }
 
@@ -47,8 +47,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   const bool takes_current = filter(stream);
   const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
 
-  // A capture may not wait for another one that fills the shared pool: it gets a pool of its own
-  // then.
+  // A capture cannot wait for another one that fills the shared pool: it gets a pool of its own.
   const bool shares = kind == ScopeKind::kCapture && takes && shares_captures && IsAnonymous(id) &&
                       !FindOurs(device, id) && !BaseKnows(device, id) &&
                       !routes_.TargetOf(device, kShared);
@@ -76,7 +75,7 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   }
   const auto hold = [&] {
     if (pools == nullptr) return;
-    if (graphs) KeepFor(*pools, *graphs, pool);  // another capture may have begun the route
+    if (graphs) RetainFor(*pools, *graphs, pool);  // another capture may have begun the route
     Hold(*pools, id, pool);
   };
   if (kind == ScopeKind::kCapture && routes_.Resume(route, stream, graphs.has_value(), hold)) {
@@ -84,8 +83,8 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
     return OrUndo([&] { base_->beginAllocateToPool(device, id, route.filter); },
                   [&] { routes_.Pause(device, pool); });
   }
-  // Only what goes on with a capture begins while its stream is capturing. CUDA would refuse as
-  // well, but by then torch would have left this route behind.
+  // While its stream captures, only a scope that goes on with that capture may begin. CUDA would
+  // refuse as well, but by then torch would have left this route behind.
   TORCH_CHECK(pools == nullptr || !capturing || takes_current,
               "cannot begin a capture into graph pool " + ToString(pool) +
                   ": the current stream is capturing another graph already. Captures do not nest: "
@@ -106,14 +105,14 @@ void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optiona
   CountName(route.device, route.name, route.id, 1);
   OrUndo([&] { pools.set.BeginScope(route.id, route.kind, capturing); },
          [&] { CountName(route.device, route.name, route.id, -1); });
-  bool is_kept = false;
+  bool is_retained = false;
   const auto tell = [&] {
-    is_kept = graphs && KeepFor(pools, *graphs, route.id);
-    if (route.kind == ScopeKind::kCapture) annexes_.Begin(route.device, route.id);
+    is_retained = graphs && RetainFor(pools, *graphs, route.id);
+    if (route.kind == ScopeKind::kCapture) side_pools_.Begin(route.device, route.id);
   };
   OrUndo(tell, [&] {
-    if (is_kept) kept_.erase({{route.device, *graphs}, route.id});
-    if (is_kept) pools.set.Release(route.id);
+    if (is_retained) retained_.erase({{route.device, *graphs}, route.id});
+    if (is_retained) pools.set.Release(route.id);
     CountName(route.device, route.name, route.id, -1);
     pools.EndScope(route.id);
     pools.set.Release(route.id);
@@ -144,17 +143,17 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
     base_->endAllocateToPool(device, id);
     routes_.Remove(device, pool);
   }
-  // What was nested in a capture ends with it; what fails to, when the next scope begins.
+  // Nested scopes end with their capture; one that fails to, when the next scope begins.
   TryTwice("the end of what was nested in a capture",
            [&] { CloseAbandoned([](const Route&) { return false; }); });
 }
 
 void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
   routes_.Remove(pools.device, pool);
-  // That a capture is over is so whatever the base says.
+  // The capture is over, whatever the base says.
   const bool capture = kind == ScopeKind::kCapture;
   TryTwice("the allocator below it, told that a capture is over,", [&] {
-    if (capture) annexes_.End(pools.device, pool);
+    if (capture) side_pools_.End(pools.device, pool);
   });
   pools.EndScope(pool);
   if (capture) ReleaseUnused(pools, pool);
@@ -162,12 +161,12 @@ void CaptureScopes::EndScope(DevicePools& pools, PoolId pool, ScopeKind kind) {
 
 // --- Captures that nobody ended ---
 //
-// A capture that fails may never end its route: torch before 2.14 forgets it, and forgets to
-// release the pool as well; from 2.14 on the graph does both late, at the latest when it is
-// destroyed. But a route whose stream has stopped capturing looks just so while another thread is
-// about to end it. So a capture that looks abandoned loses its route alone, and its user stays. It
-// is taken as failed, and before 2.14 its user is taken away, by whoever knows: a new capture
-// begins on its stream or in its pool, or cudagraph_pool.graph saw it fail.
+// A capture that fails may never end its route. torch before 2.14 neither ends it nor releases the
+// pool. From 2.14 on the graph does both late, at the latest when it is destroyed. But a route
+// whose stream has stopped capturing looks the same while another thread is about to end it. So a
+// capture that looks abandoned loses only its route, and its user stays. Some know that it has
+// failed: a new capture begins on its stream or in its pool, or cudagraph_pool.graph saw it. They
+// take it as failed and, before 2.14, remove its user.
 
 void CaptureScopes::EndAbandoned() {
   const History::Telling telling(History::Get());
@@ -184,12 +183,12 @@ void CaptureScopes::EndFailed(DeviceIndex device, MempoolId_t id) {
 
 void CaptureScopes::CloseAbandoned(const std::function<bool(const Route&)>& considered) {
   while (std::optional<Route> route = routes_.FindAbandoned(considered)) {
-    if (route->pools == nullptr) {  // the base keeps its own books
+    if (route->pools == nullptr) {  // the base has its own books
       routes_.Remove(route->device, route->id, route->paused);
       continue;
     }
     route->failed = route->nested;
-    // Nobody but its thread ends a nested scope, and it will, if it has not done so.
+    // Only its thread ends a nested scope, and it will, if it has not done so.
     if (!route->nested || !route->paused) late_ends_.push_back(*route);
     EndScope(*route->pools, route->id, route->kind);
   }
@@ -224,27 +223,27 @@ void CaptureScopes::Release(DeviceIndex device, MempoolId_t id) {
   const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
   const auto ours = FindOurs(device, id);
-  // Who has no base is not told by an error that torch releases once too often.
+  // Without a base, torch is not told by an error that it releases once too often.
   if (base_ == nullptr && (!ours || ours->pools->set.UseCount(ours->id) == 0)) return;
   if (ours && routes_.TakeResumption(device, ours->id)) return;
   if (ours) return Drop(*ours->pools, id, ours->id);
   base_->releasePool(device, id);
-  // What is not forgotten now is the next time.
+  // What is not dropped now is dropped the next time.
   WithWarnings("the allocator below it, asked for its pools,", [&] {
     if (BaseKnows(device, id)) return;
     const PoolId pool{id.first, id.second};
     mempools_.erase({device, pool});
-    if (DevicePools* const kept = DevicePools::Find(device)) ReleaseKeptFor(*kept, pool);
+    if (DevicePools* const known = DevicePools::Find(device)) ReleaseRetainedFor(*known, pool);
   });
 }
 
 void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (routes_.TargetOf(pools.device, id)) return;
-  if (UsersOf(pools, id) == 0) ReleaseKeptFor(pools, id);
+  if (UsersOf(pools, id) == 0) ReleaseRetainedFor(pools, id);
   if (pools.set.UseCount(id) > 0) return;
   mempools_.erase({pools.device, id});
   TryTwice("the allocator below it, told that a pool's graphs are gone,",
-           [&] { annexes_.Release(pools.device, id); });
+           [&] { side_pools_.Release(pools.device, id); });
 }
 
 void CaptureScopes::Register(DeviceIndex device, PoolId id) {

@@ -1,8 +1,8 @@
-// Which pools are ours, who uses them, and who allocates in them now: what torch says by
-// beginAllocateToPool() and its relatives. Both allocators that torch can be given keep their
-// scopes here.
+// Which pools are ours, who uses them, and who allocates in them now, as torch says by
+// beginAllocateToPool() and its relatives. Both allocators that torch can be given have one of
+// these.
 //
-// Whose is a pool id?
+// Whose a pool id is:
 //
 // - Ids that the base knows are the base's: those of graphs captured and of MemPools made before
 //   enable(), and of MemPools with an allocator of their own.
@@ -10,20 +10,20 @@
 //   torch.compile's graph trees warm up on), or when a cudagraph_pool.GraphPool registers it or a
 //   torch.cuda.MemPool is made, which tells the allocator before it uses its id.
 //
-// An id that is ours stays ours until its pool is gone, also after disable(): its graphs need it.
-// It names its own pool, but where captures that name no pool are to share one: torch gives each of
-// these an id of its own, and all of them stand for the device's shared pool.
+// An id of ours stays ours until its pool is gone, even after disable(): its graphs need it. It
+// names a pool of its own, unless captures that name no pool are to share one. torch gives each
+// such capture an id, and all these stand for the device's shared pool.
 //
-// A scope is a capture's if its filter refuses the current stream while that is not capturing
-// (torch begins the route before the capture, and a graph's filter asks for its capture), or if the
-// current stream is capturing already.
+// A scope is a capture's if its filter refuses the current stream while that is not capturing. For
+// torch begins the route before the capture, and a graph's filter asks for its capture. It is also
+// one if the current stream is already capturing.
 //
-// Every call has strong exception safety, but the end of a scope: once it is asked for nothing is
-// routed to the pool any more, and what could not be ended is ended later (EndScope()).
+// Every call has strong exception safety, except the end of a scope. From then on nothing is routed
+// to the pool, and what could not be ended is ended later (EndScope()).
 //
 // Locks, in the order they are taken: this mutex, then MergedStats', then the base's, then
-// RouteTable's, then PoolSet's. So nothing here is called back by the base but TryTrim(), which
-// only tries the first, and what asks whose a pool is.
+// RouteTable's, then PoolSet's. So the base may call back only TryTrim(), which only tries the
+// first lock, and questions about whose a pool is.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -40,25 +40,25 @@
 
 #include "core/pool_set.h"
 #include "torch/device_pools.h"
-#include "torch/scopes/annexes.h"
 #include "torch/scopes/routes.h"
+#include "torch/scopes/side_pools.h"
 
 namespace cgp {
 
 class CaptureScopes {
  public:
-  // `base` must outlive this, and serves what is not the owner's; nullptr: all is.
+  // `base` must outlive this. It serves what is not the owner's; nullptr: the owner has all.
   CaptureScopes(PoolsOwner owner, Base* base) : owner_(owner), base_(base) {}
 
-  // The pool that is shared, on each device. An id that torch never makes: it counts from 1.
+  // The shared pool of each device. torch never makes this id: it counts from 1.
   static constexpr PoolId kShared{~0ULL, 0};
   // Whether torch made the id for a capture that names no pool.
   static bool IsAnonymous(MempoolId_t id) { return id.first != 0 && id.second == 0; }
 
   RouteTable& routes() { return routes_; }
-  const Annexes& annexes() const { return annexes_; }
+  const SidePools& side_pools() const { return side_pools_; }
 
-  // torch's calls, each by the name that CUDAAllocator has for it.
+  // torch's calls, under CUDAAllocator's names for them.
   void Begin(DeviceIndex device, MempoolId_t id, StreamFilter filter);
   void End(DeviceIndex device, MempoolId_t id);
   void Release(DeviceIndex device, MempoolId_t id);
@@ -67,20 +67,20 @@ class CaptureScopes {
   void SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_oom);
   void SetNoSplit(DeviceIndex device, MempoolId_t id);
 
-  // The pool of ours that torch calls `id`, if it is one.
+  // The pool of ours that torch calls `id`, if any.
   std::optional<Target> FindOurs(DeviceIndex device, MempoolId_t id) const;
 
-  // Makes `id` ours, with a user: who calls Release(). Throws UsageError if it is in use.
+  // Makes `id` ours, with a user, who has to call Release(). Throws UsageError if it is in use.
   void Register(DeviceIndex device, PoolId id);
-  // Whether it is a torch.cuda.MemPool's, and ours.
+  // Whether the pool is ours and a torch.cuda.MemPool's.
   bool IsMemPool(DeviceIndex device, PoolId id) {
     const std::lock_guard lock(mutex_);
     return FindMemPool({device, id}) != nullptr;
   }
 
-  // Of captures to come: whether they become ours, or the base's; pools that are ours go on working.
+  // Whether later captures are ours, or the base's; pools that are ours go on working.
   std::atomic<bool> takes_captures{true};
-  // Whether those that name no pool share one, and whether MemPools are ours.
+  // Whether captures that name no pool share one, and whether MemPools are ours.
   std::atomic<bool> shares_captures{false};
   std::atomic<bool> takes_mempools{true};
 
@@ -88,42 +88,43 @@ class CaptureScopes {
   struct Counts {
     std::atomic<uint64_t> ours{0};
     std::atomic<uint64_t> bases{0};
-    // Of the base's, why. The others went to pools that the base had before.
+    // Why, of the base's. The others went to pools that the base had before.
     std::atomic<uint64_t> while_stopped{0};  // we took none
     std::atomic<uint64_t> in_mempools{0};    // of the base's
   } counts;
 
-  // Closes scopes of captures that the calling thread began, that are over, and that nobody ended.
+  // Closes the scopes of captures that the calling thread began, that are over, and that nobody
+  // ended.
   void EndAbandoned();
-  // The calling thread saw a capture into the pool fail: nobody will end it any more.
+  // The calling thread saw a capture into the pool fail, so nobody will end it.
   void EndFailed(DeviceIndex device, MempoolId_t id);
 
-  // Give the memory of unused pools back unless a capture is under way: of both owners, of all
-  // devices or of the `only` one that needs it. They wait for each that has any, and return the
-  // bytes. The latter waits for no lock of ours, so the base may call it from within an allocation;
-  // it asks nothing of the base but its statistics and a larger share of the memory, which its lock
-  // allows.
+  // Give back the memory of unused pools, unless a capture is under way: of both owners, of all
+  // devices or of `only` one. They wait for each device that has any, and return the bytes.
+  // TryTrim() waits for no lock of ours, so the base may call it in an allocation. Of the base it
+  // asks only statistics and a larger share of the memory, which the base's lock allows.
   uint64_t Trim(std::optional<DeviceIndex> only = std::nullopt, bool waits = true);
   uint64_t TryTrim(std::optional<DeviceIndex> only = std::nullopt) { return Trim(only, false); }
-  // Gives back what a pool of ours has, unless a capture is under way; returns whether it is ours.
+  // Gives back the memory of our pool, unless a capture is under way; returns whether the pool is
+  // ours.
   bool EmptyOurs(MempoolId_t id) noexcept;
-  // Asks for a block in each use_on_oom pool of the device until there is one, for what no route
-  // takes and the base has no memory for.
+  // Asks each use_on_oom pool of the device for a block, until one has it: for what no route takes,
+  // and the base has no memory for.
   using AllocateIn = std::function<std::optional<Block>(DevicePools&, const Target&)>;
-  std::optional<DevicePools::Owned> Lend(DeviceIndex device, const AllocateIn& allocate);
+  std::optional<DevicePools::Owned> AllocateOnOom(DeviceIndex device, const AllocateIn& allocate);
 
  private:
   using ScopeKey = std::pair<DeviceIndex, PoolId>;
 
-  // A torch.cuda.MemPool, as far as we saw it being made.
+  // A torch.cuda.MemPool, if we saw it being made.
   struct MemPool {
-    bool ours = false;         // or the base's
-    bool lends = false;        // use_on_oom
+    bool ours = false;  // or the base's
+    bool use_on_oom = false;
     bool whole_pages = false;  // no_split
   };
 
   bool BaseKnows(DeviceIndex device, MempoolId_t id) const;
-  // How many users of the shared pool hold it under this id; 0 if that stands for itself.
+  // How many users of the shared pool use this id; 0 if the id stands for itself.
   int SharedUses(DeviceIndex device, MempoolId_t id) const {
     const std::lock_guard lock(names_mutex_);
     const auto found = shared_uses_.find({device, id});
@@ -132,52 +133,51 @@ class CaptureScopes {
   PoolId PoolNamed(DeviceIndex device, MempoolId_t id) const {
     return SharedUses(device, id) > 0 ? kShared : PoolId{id.first, id.second};
   }
-  // `pool` gets a user under this id (1), or loses one (-1), which never throws.
+  // Adds a user of `pool` under this id (1), or removes one (-1), which never throws.
   void CountName(DeviceIndex device, MempoolId_t id, PoolId pool, int change);
 
   // pre, of all that follow: mutex_ is held.
 
-  // The MemPool of that pool if it is one, of ours or of the base's, else nullptr.
+  // The pool's MemPool, if it is one, of ours or of the base's, else nullptr.
   MemPool* FindMemPool(const ScopeKey& key, bool ours = true);
-  // Begins a scope of which all is decided. `graphs`: the pool of the graph that has a nested one.
+  // Begins a scope. `graphs`: for a nested one, the pool of the graph under capture.
   void BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs);
-  // The one place where a scope of ours ends, for whatever reason. Its route is gone whatever
-  // throws. A pool's scope that could not be ended, for lack of the host's memory, ends before the
-  // next one begins in it.
+  // Ends a scope of ours, for whatever reason; nothing else does. Its route is gone whatever
+  // throws. If the scope cannot be ended, for lack of the host's memory, it ends before the pool's
+  // next one.
   void EndScope(DevicePools& pools, PoolId pool, ScopeKind kind);
 
-  // Add and take away a user of our pool, which torch calls `id`.
+  // Add and remove a user of our pool, which torch calls `id`.
   void Hold(DevicePools& pools, MempoolId_t id, PoolId pool);
   void Drop(DevicePools& pools, MempoolId_t id, PoolId pool);
-  // The pool of ours has lost a user. That is so whatever the base says.
+  // The pool of ours has lost a user, whatever the base says.
   void ReleaseUnused(DevicePools& pools, PoolId id);
-  // How many use the pool, but for graphs that are captured into others.
+  // How many users the pool has, without graphs that are captured into others.
   int UsersOf(DevicePools& pools, PoolId pool) const;
-  // `nested` has memory of graphs in pool `of`: it is kept until that has no users. Returns whether
-  // this is new.
-  bool KeepFor(DevicePools& pools, PoolId of, PoolId nested);
-  void ReleaseKeptFor(DevicePools& pools, PoolId of);
+  // `nested` has memory of graphs in pool `of`, and is retained until that has no users. Returns
+  // whether this is new.
+  bool RetainFor(DevicePools& pools, PoolId of, PoolId nested);
+  void ReleaseRetainedFor(DevicePools& pools, PoolId of);
 
   void CloseAbandoned(const std::function<bool(const Route&)>& considered);
-  // The captures of these routes have failed, since a new one begins where they were. The routes of
-  // other threads are left open if `own_alone`: these may be about to begin their captures.
+  // The captures of these routes have failed, since a new one begins where they were. With
+  // `own_alone`, routes of other threads stay open: these may be about to begin their captures.
   void TakeAsFailed(bool own_alone, const std::function<bool(const Route&)>& failed);
 
   const PoolsOwner owner_;
   Base* const base_;
   RouteTable routes_;
-  Annexes annexes_{base_, routes_};
-  mutable std::mutex names_mutex_;  // the last one, for those who have no other
+  SidePools side_pools_{base_, routes_};
+  mutable std::mutex names_mutex_;  // taken last, also by callers without any other
   std::map<std::pair<DeviceIndex, MempoolId_t>, int> shared_uses_;
 
-  // Orders begin, end and release of scopes, and keeps a capture from beginning while memory is
-  // given back.
+  // Orders begin, end and release of scopes, and lets no capture begin while memory is given back.
   mutable std::mutex mutex_;
   std::map<ScopeKey, MemPool> mempools_;
-  // Pools of graphs, and those that have memory of their graphs too: a user of the latter each.
-  std::set<std::pair<ScopeKey, PoolId>> kept_;
-  // What captures of ours had that looked abandoned. Their scopes are closed; their graphs may still
-  // end them.
+  // Pools of graphs, and other pools with memory of these graphs: one user for each of the latter.
+  std::set<std::pair<ScopeKey, PoolId>> retained_;
+  // The routes of our captures that looked abandoned. Their scopes are closed; their graphs may
+  // still end them.
   std::vector<Route> late_ends_;
 };
 

@@ -1,12 +1,12 @@
 // torch.cuda.MemPools.
 //
-// One without an allocator of its own is a pool of ours, with the MemPool as a user.
-// torch.cuda.use_mem_pool begins an eager scope in it, or, in a capture, a nested one: what is
+// A MemPool without an allocator of its own is a pool of ours, with the MemPool as a user.
+// torch.cuda.use_mem_pool begins an eager scope in it or, in a capture, a nested one. What is
 // allocated there belongs to the graph under capture, but lies in the MemPool, which may be gone
-// before the graph is. So it has one more user as long as the pool of the graph has any.
+// before the graph is. So the pool has one more user while the graph's pool has any.
 //
 // ~MemPool calls setUseOnOOM(), releasePool() and emptyCache(id), and an error there ends the
-// process. In a capture, of whichever thread, they leave the memory for later.
+// process. While any thread captures, they leave the memory for later.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -52,7 +52,7 @@ void CaptureScopes::SetUseOnOom(DeviceIndex device, MempoolId_t id, bool use_on_
   const auto ours = FindOurs(device, id);
   if (!ours) return base_->setUseOnOOM(device, id, use_on_oom);
   MemPool* const mempool = FindMemPool({device, ours->id});
-  if (mempool != nullptr) mempool->lends = use_on_oom;
+  if (mempool != nullptr) mempool->use_on_oom = use_on_oom;
   // Graph pools never serve allocations outside captures, so "off" is how it is.
   TORCH_CHECK(mempool != nullptr || !use_on_oom,
               "graph pool " + ToString(ours->id) +
@@ -72,7 +72,7 @@ void CaptureScopes::SetNoSplit(DeviceIndex device, MempoolId_t id) {
 
 uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {
   const History::Telling telling(History::Get());
-  // Holding this keeps a capture of torch's from beginning meanwhile.
+  // While this is held, no capture of torch's begins.
   std::unique_lock lock(mutex_, std::defer_lock);
   if (waits) lock.lock();
   if ((!waits && !lock.try_lock()) || routes_.capturing()) return 0;
@@ -81,7 +81,7 @@ uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {
     if (owner != owner_ && base_ == nullptr) continue;
     for (DevicePools* pools : DevicePools::All(owner)) {
       if (only && pools->device != *only) continue;
-      // What the C functions hand out shares neither statistics nor a fraction with a base.
+      // Memory of the C functions shares neither statistics nor a fraction with a base.
       bytes += pools->Trim(owner == kGraphAllocator ? base_ : nullptr);
     }
   }
@@ -102,23 +102,23 @@ bool CaptureScopes::EmptyOurs(MempoolId_t id) noexcept {
   return ours;
 }
 
-std::optional<DevicePools::Owned> CaptureScopes::Lend(DeviceIndex device,
-                                                      const AllocateIn& allocate) {
+std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex device,
+                                                               const AllocateIn& allocate) {
   const std::lock_guard lock(mutex_);
   for (const auto& [key, mempool] : mempools_) {
-    if (key.first != device || !mempool.lends) continue;
+    if (key.first != device || !mempool.use_on_oom) continue;
     const PoolId id = key.second;
     DevicePools& pools = DevicePools::For(device, owner_);
-    // Only while the MemPool is its one user: graphs write to what is free, and another thread may
-    // be allocating there.
+    // Only if the MemPool is its only user: graphs write to free bytes, and another thread may be
+    // allocating there.
     if (pools.set.UseCount(id) != 1) continue;
     pools.set.BeginScope(id, ScopeKind::kEager, routes_.capturing());
     const auto end = [&] {
       pools.EndScope(id);
       pools.set.Release(id);
     };
-    const Target lender{.id = id, .pools = &pools, .whole_pages = mempool.whole_pages};
-    const std::optional<Block> block = OrUndo([&] { return allocate(pools, lender); }, end);
+    const Target target{.id = id, .pools = &pools, .whole_pages = mempool.whole_pages};
+    const std::optional<Block> block = OrUndo([&] { return allocate(pools, target); }, end);
     OrUndo(end, [&] {
       if (block) pools.set.Free(block->address);
       end();
@@ -129,24 +129,24 @@ std::optional<DevicePools::Owned> CaptureScopes::Lend(DeviceIndex device,
 }
 
 int CaptureScopes::UsersOf(DevicePools& pools, PoolId pool) const {
-  const auto keeps = [&](const auto& kept) {
-    return kept.first.first == pools.device && kept.second == pool;
+  const auto is_it = [&](const auto& entry) {
+    return entry.first.first == pools.device && entry.second == pool;
   };
-  return pools.set.UseCount(pool) - static_cast<int>(std::ranges::count_if(kept_, keeps));
+  return pools.set.UseCount(pool) - static_cast<int>(std::ranges::count_if(retained_, is_it));
 }
 
-bool CaptureScopes::KeepFor(DevicePools& pools, PoolId of, PoolId nested) {
-  const auto [kept, is_new] = kept_.insert({{pools.device, of}, nested});
+bool CaptureScopes::RetainFor(DevicePools& pools, PoolId of, PoolId nested) {
+  const auto [entry, is_new] = retained_.insert({{pools.device, of}, nested});
   if (is_new) pools.set.Retain(nested);
   return is_new;
 }
 
-void CaptureScopes::ReleaseKeptFor(DevicePools& pools, PoolId of) {
+void CaptureScopes::ReleaseRetainedFor(DevicePools& pools, PoolId of) {
   const ScopeKey key{pools.device, of};
-  for (auto kept = kept_.lower_bound({key, {}}); kept != kept_.end() && kept->first == key;
-       kept = kept_.lower_bound({key, {}})) {
-    const PoolId nested = kept->second;
-    kept_.erase(kept);
+  for (auto entry = retained_.lower_bound({key, {}});
+       entry != retained_.end() && entry->first == key; entry = retained_.lower_bound({key, {}})) {
+    const PoolId nested = entry->second;
+    retained_.erase(entry);
     pools.set.Release(nested);
     ReleaseUnused(pools, nested);
   }

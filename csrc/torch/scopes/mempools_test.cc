@@ -96,13 +96,13 @@ TEST_F(MemPoolTest, WithNoSplitBlocksShareNoPage) {
   graph.Reset();
 }
 
-class LendingTest : public MemPoolTest {
+class UseOnOomTest : public MemPoolTest {
  protected:
   void SetUp() override {
     MemPoolTest::SetUp();
     base_.largest = 1000;
   }
-  bool Lends() {
+  bool Serves() {
     try {
       return IsOurs(allocator_.allocate(kPage));
     } catch (const c10::OutOfMemoryError&) {
@@ -111,65 +111,65 @@ class LendingTest : public MemPoolTest {
   }
 };
 
-TEST_F(LendingTest, WhatTheBaseHasNotAUseOnOomPoolLends) {
-  const MemPool kept(*this, other_), lends(*this, id_, true);
+TEST_F(UseOnOomTest, WhatTheBaseHasNotAUseOnOomPoolHas) {
+  const MemPool kept(*this, other_), on_oom(*this, id_, true);
   AllocateIn(other_, 3 * kPage).clear();
   AllocateIn(id_, 3 * kPage).clear();
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
-  DataPtr lent = allocator_.allocate(2 * kPage);
-  EXPECT_EQ(PoolOf(lent), pool_);
+  DataPtr served = allocator_.allocate(2 * kPage);
+  EXPECT_EQ(PoolOf(served), pool_);
   void* const raw = allocator_.raw_alloc(kPage);
   EXPECT_EQ(cgp::PoolOf(pools(), reinterpret_cast<Address>(raw)), pool_);
   EXPECT_EQ(Users(id_), 1);
   EXPECT_THROW(allocator_.allocate(kPhysicalLimit), c10::OutOfMemoryError);
   EXPECT_EQ(Reserved(id_), 3 * kPage);
-  void* const place = lent.get();
-  lent.clear();
+  void* const place = served.get();
+  served.clear();
   EXPECT_EQ(AllocateIn(id_, 2 * kPage).get(), place);
   allocator_.raw_delete(raw);
   allocator_.setUseOnOOM(device_, id_, false);
-  EXPECT_FALSE(Lends());
+  EXPECT_FALSE(Serves());
 }
 
 // A replay would write to it.
-TEST_F(LendingTest, NotWhileAGraphMayUseItsMemory) {
-  const MemPool lends(*this, id_, true);
-  EXPECT_TRUE(Lends());
+TEST_F(UseOnOomTest, NotWhileAGraphMayUseItsMemory) {
+  const MemPool on_oom(*this, id_, true);
+  EXPECT_TRUE(Serves());
   Graph graph(*this, id_, 7), outer(*this, other_, 8);
   graph.Begin();
   EXPECT_FALSE(IsOurs([&] {
     current_stream = Stream(2);
     return allocator_.allocate(1000);
   }()));
-  EXPECT_FALSE(Lends());
+  EXPECT_FALSE(Serves());
   current_stream = Stream(1);
   graph.End();
-  EXPECT_FALSE(Lends());
+  EXPECT_FALSE(Serves());
   graph.Reset();
-  EXPECT_TRUE(Lends());
+  EXPECT_TRUE(Serves());
   outer.Begin();
   Enter(id_);
   allocator_.allocate(1000).clear();
   Exit(id_);
   outer.End();
-  EXPECT_FALSE(Lends());
+  EXPECT_FALSE(Serves());
   outer.Reset();
-  EXPECT_TRUE(Lends());
+  EXPECT_TRUE(Serves());
 }
 
-TEST_F(LendingTest, NotInAPoolThatSomebodyAllocatesIn) {
-  const MemPool lends(*this, id_, true);
+TEST_F(UseOnOomTest, NotInAPoolThatSomebodyAllocatesIn) {
+  const MemPool on_oom(*this, id_, true);
   Enter(id_);
   std::thread([&] {
     current_device = device_;
     current_stream = Stream(2);
-    EXPECT_FALSE(Lends());
+    EXPECT_FALSE(Serves());
   }).join();
   Exit(id_);
   SetCapture(Stream(1), 7);  // somebody captures without torch
-  EXPECT_FALSE(Lends());
+  EXPECT_FALSE(Serves());
   SetCapture(Stream(1), 0);
-  EXPECT_TRUE(Lends());
+  EXPECT_TRUE(Serves());
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace cgp {
 namespace {
 
-// What one Match() of this thread found in a capture.
+// The result of one Match() of this thread in a capture.
 struct Answer {
   uint64_t version = 0;  // of the table; none has this one
   cudaStream_t stream = nullptr;
@@ -18,19 +18,19 @@ struct Answer {
   Target target;
 };
 
-// A thread allocates on few streams at a time. Two that share a place cost each other time alone.
+// A thread allocates on few streams at a time. Two streams with one entry only cost time.
 constinit thread_local std::array<Answer, 8> answers{};
 
-// Whether the calling thread can ask for the stream that the capture began on: by the name of the
-// per-thread default stream it would ask for its own.
+// Whether the calling thread can ask about the stream that the capture began on: under the name of
+// the per-thread default stream it would ask about its own.
 bool KnowsOrigin(const Route& route) {
   return route.origin != cudaStreamPerThread || route.IsOwn();
 }
 
-// Whether the capture that it serves is under way, for all that its stream tells.
+// Whether the route's capture is under way, as far as its stream tells.
 bool OriginCaptures(const Route& route) { return !KnowsOrigin(route) || IsCapturing(route.origin); }
 
-// Notes whether the capture has begun, and whether it is over. Returns whether it is under way.
+// Notes whether the capture has begun, or is over. Returns whether it is under way.
 bool NoteProgress(Route& route) {
   const bool capturing = OriginCaptures(route);
   if (!KnowsOrigin(route)) return capturing;
@@ -39,9 +39,9 @@ bool NoteProgress(Route& route) {
   return capturing;
 }
 
-// Whether the filter of a capture route may be asked about `stream`, which is in `capture`.
-// Another thread may be about to end the capture, so the stream that it began on is not asked which
-// one it is in, unless it is the one that the calling thread allocates on.
+// Whether the filter of a capture route may be asked about `stream`, which is in `capture`. Another
+// thread may be about to end the route's capture. So CUDA is not asked which capture its first
+// stream is in, unless the calling thread allocates on that stream.
 bool IsUnderWay(Route& route, cudaStream_t stream, std::optional<CaptureId> capture) {
   const bool capturing = NoteProgress(route);
   if (!KnowsOrigin(route)) {
@@ -82,7 +82,7 @@ void RouteTable::ReserveOne() {
 
 void RouteTable::Add(Route route) {
   const std::lock_guard lock(mutex_);
-  // Those that are over are known before the new capture can come to their streams.
+  // Routes that are over are noted before the new capture can come to their streams.
   for (Route& other : routes_) NoteProgress(other);
   routes_.push_back(std::move(route));
   Count(routes_.back(), 1);
@@ -101,8 +101,7 @@ std::optional<Target> RouteTable::Match(DeviceIndex device, cudaStream_t stream)
   const bool captures = captures_count_.load(std::memory_order_acquire) != 0;
   const std::optional<CaptureId> capture = captures ? CaptureOf(stream) : std::nullopt;
   Answer& answer = answers[(reinterpret_cast<uintptr_t>(stream) * 0x9E3779B97F4A7C15ull) >> 61];
-  // The capture of the remembered id is not over, since the stream is in it: there can be no other
-  // of that id.
+  // The capture of the answer is not over, since the stream is in it: no other capture has its id.
   if (capture == answer.target.capture && answer.stream == stream && answer.device == device &&
       answer.version == version_.load(std::memory_order_acquire)) {
     return answer.target;
@@ -122,7 +121,7 @@ std::optional<Target> RouteTable::AskFilters(DeviceIndex device, cudaStream_t st
     Route& route = routes_[i];
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
     if (route.device != device || (of_graphs ? !graphs : route.paused)) continue;
-    // What is not captured has no order with what is.
+    // Uncaptured work has no order with captured work.
     if (route.nested && route.pools != nullptr && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;
     if (route.filter(stream)) return route;
@@ -180,7 +179,7 @@ bool RouteTable::Resume(const Route& anew, cudaStream_t stream, bool of_another_
   route->resumed = !route->nested;
   route->filter.swap(filter);
   route->paused = false;
-  // What is nested takes before what began meanwhile, another capture of the thread say.
+  // A nested route goes before routes that began meanwhile, of another capture of the thread say.
   if (route->nested) {
     const auto at = routes_.begin() + (route - routes_.data());
     std::rotate(at, at + 1, routes_.end());

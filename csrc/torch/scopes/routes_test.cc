@@ -148,12 +148,30 @@ class PausedRouteTest : public RouteTableTest {
   }
 };
 
+TEST_F(PausedRouteTest, AnotherGraphDoesNotResumeIt) {
+  EXPECT_FALSE(Resume(Stream(2), 8)) << "about to begin a capture in the same thread";
+  SetCapture(Stream(2), 8);
+  std::thread([&] {
+    EXPECT_FALSE(Resume(Stream(2), 8)) << "captures on another stream";
+    EXPECT_FALSE(Resume(Stream(3), 9)) << "is about to";
+  }).join();
+  EXPECT_EQ(Match(Stream(2)), std::nullopt);
+  EXPECT_TRUE(table_.Pause(kDevice, kOne)) << "it still stands";
+}
+
 TEST_F(PausedRouteTest, ItsCaptureDoesFromAnyThread) {
   SetCapture(Stream(2), 7);
   std::thread([&] { EXPECT_TRUE(Resume(Stream(2), 70)); }).join();
   SetCapture(Stream(3), 70);
   EXPECT_EQ(Match(Stream(3)), kOne);
   EXPECT_FALSE(Resume(Stream(1), 7)) << "it is not paused";
+}
+
+TEST_F(PausedRouteTest, ItsInvalidatedCaptureDoes) {
+  fake_cuda::Invalidate(Stream(1));
+  EXPECT_TRUE(Resume(Stream(1), 70)) << "torch ends a body whose capture failed";
+  ASSERT_TRUE(table_.Pause(kDevice, kOne));
+  std::thread([&] { EXPECT_FALSE(Resume(Stream(2), 8)); }).join();
 }
 
 TEST_F(RouteTableTest, ThreadsAskWhileRoutesComeAndGo) {

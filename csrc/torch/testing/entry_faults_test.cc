@@ -14,8 +14,8 @@ namespace cgp {
 
 namespace {
 
-// Annexes may be late: the base knows captures of ours by them.
-bool IsAnnex(const MempoolId_t& id) { return id.first > ~0ULL / 2 && id.second == ~0ULL; }
+// Side pools may be late: the base knows captures of ours by them.
+bool IsSidePool(const MempoolId_t& id) { return id.first > ~0ULL / 2 && id.second == ~0ULL; }
 
 }  // namespace
 
@@ -27,12 +27,12 @@ std::string World::Describe() {
          << stats.live_blocks << " bytes " << stats.allocated_bytes << "\n";
   }
   for (const auto& [id, users] : base.users) {
-    if (users > 0 && !IsAnnex(id)) {
+    if (users > 0 && !IsSidePool(id)) {
       text << "base's " << id.first << " " << id.second << " users " << users << "\n";
     }
   }
   for (const auto& [scope, filter] : base.open) {
-    if (!IsAnnex(scope.second)) text << "base's open " << scope.second.second << "\n";
+    if (!IsSidePool(scope.second)) text << "base's open " << scope.second.second << "\n";
   }
   text << "base's blocks " << FakeBaseAllocator::live.size() << " fraction " << base.fraction
        << " capturing " << allocator.capturing() << " limit " << allocator.getMemoryFraction(device)
@@ -205,19 +205,19 @@ TEST_F(AfterAFaultTest, AnEndThatFailedHasClosedTheRoute) {
   FreeAndRelease(w);
 }
 
-TEST_F(AfterAFaultTest, APoolThatCouldNotLendForLackOfMemoryLendsLater) {
+TEST_F(AfterAFaultTest, APoolThatCouldNotServeForLackOfMemoryServesLater) {
   const Step make_new = [](World& w) {
     w.allocator.createOrIncrefPool(w.device, kId);
     w.allocator.setUseOnOOM(w.device, kId, true);
     w.base.largest = 1000;
   };
-  for (const Step& make : {Step(MakeLender), make_new}) {
+  for (const Step& make : {Step(MakeUseOnOomPool), make_new}) {
     World::device_of_entry = fake_cuda::NextDevice();
     for (int64_t number = 1;; ++number) {
       World w;
       make(w);
-      const auto lent = [&] { return w.pools().Usage().all.count.added; };
-      const uint64_t before = lent();
+      const auto served = [&] { return w.pools().Usage().all.count.added; };
+      const uint64_t before = served();
       faults::Arm(Kind::kMemory, number, /*for_good=*/true);
       try {
         w.blocks.push_back(w.allocator.allocate(3 * kPage));
@@ -226,9 +226,9 @@ TEST_F(AfterAFaultTest, APoolThatCouldNotLendForLackOfMemoryLendsLater) {
       faults::Disarm();
       w.blocks.clear();
       ASSERT_EQ(w.allocator.getPoolUseCount(w.device, kId), 1) << number;
-      const bool found_room = lent() > before;
+      const bool found_room = served() > before;
       EXPECT_NO_THROW(w.allocator.allocate(3 * kPage).clear()) << number;
-      ReleaseLender(w);
+      ReleaseUseOnOomPool(w);
       w.allocator.emptyCache();
       if (found_room) break;  // a block that cannot be freed again stays
     }
@@ -242,8 +242,8 @@ TEST_F(AfterAFaultTest, WhatACheckpointOfTheBaseBroughtBackIsNotFreed) {
       World w;
       w.Begin(kId);
       w.blocks.push_back(w.allocator.allocate(3 * kPage));
-      w.blocks.push_back(w.base.allocate(1000));  // asked of the base: it lies in the annex
-      void* const annexed = w.blocks.back().get();
+      w.blocks.push_back(w.base.allocate(1000));  // asked of the base: it lies in the side pool
+      void* const beside = w.blocks.back().get();
       w.End(kId);
       w.checkpoint = w.allocator.getCheckpointState(w.device, kId);
       faults::Arm(kind, number);
@@ -254,7 +254,7 @@ TEST_F(AfterAFaultTest, WhatACheckpointOfTheBaseBroughtBackIsNotFreed) {
       } catch (const std::exception&) {  // whoever has the block keeps it
       }
       failed = faults::Disarm();
-      EXPECT_TRUE(FakeBaseAllocator::live.contains(annexed)) << number;
+      EXPECT_TRUE(FakeBaseAllocator::live.contains(beside)) << number;
       w.blocks.clear();
       w.Release(kId);
     }

@@ -34,10 +34,10 @@ std::vector<Entry> EntriesOfMemPools() {
          w.blocks.clear();
          w.allocator.raw_delete(w.raw);
        }},
-      {"AllocateFromALender", MakeLender,
-       [](World& w) { w.blocks.push_back(w.allocator.allocate(3 * kPage)); }, ReleaseLender},
-      {"RawAllocFromALender", MakeLender, [](World& w) { w.raw = w.allocator.raw_alloc(kPage); },
-       ReleaseLender},
+      {"AllocateOnOom", MakeUseOnOomPool,
+       [](World& w) { w.blocks.push_back(w.allocator.allocate(3 * kPage)); }, ReleaseUseOnOomPool},
+      {"RawAllocOnOom", MakeUseOnOomPool, [](World& w) { w.raw = w.allocator.raw_alloc(kPage); },
+       ReleaseUseOnOomPool},
       {"BeginANestedScope",
        [](World& w) {
          Make(w);

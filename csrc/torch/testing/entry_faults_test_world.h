@@ -121,8 +121,8 @@ inline void UseNested(World& w) {
 }
 inline void ReleaseOne(World& w) { w.Release(kId); }
 
-// A MemPool that lends what it holds to whoever the base has no memory for.
-inline void MakeLender(World& w) {
+// A use_on_oom MemPool, which serves what the base has no memory for.
+inline void MakeUseOnOomPool(World& w) {
   w.allocator.createOrIncrefPool(w.device, kId);
   w.allocator.setUseOnOOM(w.device, kId, true);
   w.BeginEager(kId);
@@ -131,7 +131,7 @@ inline void MakeLender(World& w) {
   w.Release(kId);
   w.base.largest = 1000;
 }
-inline void ReleaseLender(World& w) {
+inline void ReleaseUseOnOomPool(World& w) {
   w.base.largest = ~size_t{0};
   if (w.raw != nullptr) w.allocator.raw_delete(std::exchange(w.raw, nullptr));
   w.blocks.clear();

@@ -1,4 +1,4 @@
-#include "torch/scopes/annexes.h"
+#include "torch/scopes/side_pools.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -12,7 +12,7 @@
 namespace cgp {
 namespace {
 
-class AnnexesTest : public GraphAllocatorTest {
+class SidePoolsTest : public GraphAllocatorTest {
  protected:
   // What a storage from before enable() does.
   DataPtr AllocateAtTheBase() { return base_.allocate(1000); }
@@ -32,7 +32,7 @@ class AnnexesTest : public GraphAllocatorTest {
   }
 };
 
-TEST_F(AnnexesTest, WhatACaptureAsksTheBaseForIsKeptForItsGraph) {
+TEST_F(SidePoolsTest, WhatACaptureAsksTheBaseForIsKeptForItsGraph) {
   Graph graph(*this, id_, 7);
   graph.Begin();
   const DataPtr direct = AllocateAtTheBase();
@@ -45,18 +45,18 @@ TEST_F(AnnexesTest, WhatACaptureAsksTheBaseForIsKeptForItsGraph) {
   const DataPtr after = AllocateAtTheBase();
 
   EXPECT_TRUE(IsOurs(ours));
-  const MempoolId_t annex = PoolOf(direct);
-  EXPECT_NE(annex, (MempoolId_t{0, 0}));
-  EXPECT_NE(annex, id_) << "the base does not know whose pool it is";
+  const MempoolId_t side_pool = PoolOf(direct);
+  EXPECT_NE(side_pool, (MempoolId_t{0, 0}));
+  EXPECT_NE(side_pool, id_) << "the base does not know whose pool it is";
   for (const DataPtr* elsewhere : {&eager, &passed_on, &after}) {
     EXPECT_EQ(PoolOf(*elsewhere), (MempoolId_t{0, 0}));
   }
-  EXPECT_EQ(UsersOf(annex), 1);
+  EXPECT_EQ(UsersOf(side_pool), 1);
   graph.Reset();
-  EXPECT_EQ(UsersOf(annex), 0) << "the base may have it back";
+  EXPECT_EQ(UsersOf(side_pool), 0) << "the base may have it back";
 }
 
-TEST_F(AnnexesTest, AFailedCapturesAnnexIsGivenBack) {
+TEST_F(SidePoolsTest, AFailedCapturesSidePoolIsGivenBack) {
   Graph failed(*this, id_, 7);
   failed.Begin();
   const DataPtr direct = AllocateAtTheBase();
@@ -68,7 +68,7 @@ TEST_F(AnnexesTest, AFailedCapturesAnnexIsGivenBack) {
   EXPECT_EQ(UsersOfAll(), 0);
 }
 
-TEST_F(AnnexesTest, ACheckpointIsOfTheAnnexToo) {
+TEST_F(SidePoolsTest, ACheckpointIsOfTheSidePoolToo) {
   Graph graph(*this, id_, 7);
   graph.Begin();
   const DataPtr ours = allocator_.allocate(1000);
@@ -101,7 +101,7 @@ TEST_F(AnnexesTest, ACheckpointIsOfTheAnnexToo) {
   EXPECT_EQ(pools().Usage().all.count.current, 1U);
 }
 
-TEST_F(AnnexesTest, SnapshotsShowAnAnnexUnderItsPoolsName) {
+TEST_F(SidePoolsTest, SnapshotsShowASidePoolUnderItsPoolsName) {
   Graph graph(*this, id_, 7), stranger(*this, {0, 2}, 8);
   graph.Begin();
   const DataPtr direct = AllocateAtTheBase();

@@ -1,4 +1,4 @@
-#include "core/memory/free_view.h"
+#include "core/memory/free_list.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace cgp {
 
-FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
+FreeList::FreeList(const PageSpace& space, const RangeTable& ranges, StreamId stream, FenceId own)
     : space_(space), ranges_(ranges), stream_(stream), own_(own) {
   SetPasses(FenceId::kOpen, true);
   SetPasses(own, true);
@@ -18,22 +18,22 @@ FreeView::FreeView(const PageSpace& space, const RangeTable& ranges, StreamId st
   Rebuild();
 }
 
-void FreeView::SetPasses(FenceId fence, bool passes) {
+void FreeList::SetPasses(FenceId fence, bool passes) {
   if (Passes(fence) == passes) return;
   if (passes_.size() <= Index(fence)) passes_.resize(Index(fence) + std::size_t{1});
   passes_[Index(fence)] = passes;
 }
 
-void FreeView::Rebuild() {
+void FreeList::Rebuild() {
   for (IndexSet* const set :
-       {&filled_bins_, &whole_pages_, &free_slots_, &shown_, &stale_, &changed_}) {
+       {&filled_bins_, &whole_pages_, &free_vpages_, &shown_, &stale_, &changed_}) {
     set->Clear();
   }
   bins_.assign(bins_.size(), NodeId::kNone);
   whole_page_count_ = 0;
   std::ranges::fill(run_bounds_, 0);
   std::ranges::fill(group_bounds_, 0);
-  MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
+  MakeRoomForMapping(0, ranges_.vpage_limit(), ranges_.range_count());
   handles_ = {};
   std::ranges::fill(offers_, Offer{});
   changed_.SetRange(0, space_.page_count(), true);
@@ -49,19 +49,18 @@ void FreeView::Rebuild() {
   }
 }
 
-void FreeView::UnindexNodes(PageId page, NodeId first, NodeId last) {
-  ForEachChain(first, last,
-               [&](NodeId start, uint32_t length) { UnlinkChain(page, start, length); });
+void FreeList::UnindexNodes(PageId page, NodeId first, NodeId last) {
+  ForEachHole(first, last, [&](NodeId start, uint32_t length) { UnlinkHole(page, start, length); });
 }
 
-void FreeView::IndexNodes(PageId page, NodeId first, NodeId last) {
-  // Not up to the space's capacity: an allocation that failed may have made room there alone, and
-  // what is freed next finds that it needs no more.
+void FreeList::IndexNodes(PageId page, NodeId first, NodeId last) {
+  // Not up to the space's capacity: a failed allocation may have made room there alone, and the
+  // next free needs no more than the limit.
   if (links_.size() < space_.node_limit()) MakeRoomForNodes();
-  ForEachChain(first, last, [&](NodeId start, uint32_t length) { LinkChain(page, start, length); });
+  ForEachHole(first, last, [&](NodeId start, uint32_t length) { LinkHole(page, start, length); });
 }
 
-void FreeView::UnindexPages(PageId begin, PageId end) {
+void FreeList::UnindexPages(PageId begin, PageId end) {
   while (begin < end) {
     const NodeId first = space_.first(begin);
     const PageId stop = std::min(end, space_.end(first));
@@ -74,8 +73,8 @@ void FreeView::UnindexPages(PageId begin, PageId end) {
   }
 }
 
-// All of the pages become whole, or none of them is any more.
-void FreeView::SetWhole(PageId begin, PageId end, bool whole) {
+// Makes all of the pages whole, or none of them.
+void FreeList::SetWhole(PageId begin, PageId end, bool whole) {
   const uint32_t changed = whole_pages_.SetRange(Index(begin), Index(end), whole);
   if (changed == 0) return;
   whole_page_count_ += whole ? changed : 0 - changed;
@@ -83,8 +82,8 @@ void FreeView::SetWhole(PageId begin, PageId end, bool whole) {
   stale_.SetRange(Index(begin), Index(end), true);
 }
 
-// No page is stale any more. O(rows of those that were, and words of the slots that show them).
-void FreeView::RefreshSlots() {
+// Updates all stale pages. O(rows of these, and words of the virtual pages that show them).
+void FreeList::RefreshVpages() {
   for (auto next = stale_.Next(0); next; next = stale_.Next(*next)) {
     const PageId begin{*next};
     const bool whole = IsWhole(begin);
@@ -98,14 +97,14 @@ void FreeView::RefreshSlots() {
     stale_.SetRange(Index(begin), Index(end), false);
     if (whole == shown) continue;
     shown_.SetRange(Index(begin), Index(end), whole);
-    for (const SlotId slot : ranges_.slots_of(begin)) {
-      free_slots_.SetRange(Index(slot), Index(slot) + (Index(end) - Index(begin)), whole);
-      if (whole) RaiseBound(slot);
+    for (const VirtualPage vpage : ranges_.vpages_of(begin)) {
+      free_vpages_.SetRange(Index(vpage), Index(vpage) + (Index(end) - Index(begin)), whole);
+      if (whole) RaiseBound(vpage);
     }
   }
 }
 
-bool FreeView::AllFree(SlotId begin, SlotId end) const {
+bool FreeList::AllFree(VirtualPage begin, VirtualPage end) const {
   while (begin < end) {
     const PageId page = ranges_.page_at(begin);
     const PageId stop = std::min(ranges_.RowEnd(page), page + (Index(end) - Index(begin)));
@@ -115,39 +114,39 @@ bool FreeView::AllFree(SlotId begin, SlotId end) const {
   return true;
 }
 
-void FreeView::RaiseBound(SlotId slot) {
-  const RangeId range = ranges_.range_of(slot);
+void FreeList::RaiseBound(VirtualPage vpage) {
+  const RangeId range = ranges_.range_of(vpage);
   const uint32_t mapped = ranges_.range(range).mapped();
   run_bounds_[Index(range)] = mapped;
   uint32_t& of_group = group_bounds_[Index(range) / kRangeGroup];
   of_group = std::max(of_group, mapped);
 }
 
-void FreeView::IndexMapping(SlotId first, uint32_t count, uint32_t old_page_count) {
-  MakeRoomForMapping(0, ranges_.slot_limit(), ranges_.range_count());
+void FreeList::IndexMapping(VirtualPage first, uint32_t count, uint32_t old_page_count) {
+  MakeRoomForMapping(0, ranges_.vpage_limit(), ranges_.range_count());
   for (uint32_t i = 0; i < count; ++i) {
-    const SlotId slot = first + i;
-    if (!shown_.Contains(Index(ranges_.page_at(slot)))) continue;
-    free_slots_.Insert(Index(slot));
-    RaiseBound(slot);
+    const VirtualPage vpage = first + i;
+    if (!shown_.Contains(Index(ranges_.page_at(vpage)))) continue;
+    free_vpages_.Insert(Index(vpage));
+    RaiseBound(vpage);
   }
   IndexPages(PageId{old_page_count}, PageId{space_.page_count()});
 }
 
-void FreeView::MakeRoomForMapping(uint32_t more_pages, uint32_t slots, uint32_t ranges) {
+void FreeList::MakeRoomForMapping(uint32_t more_pages, uint32_t vpages, uint32_t ranges) {
   MakeRoomForNodes();
   const uint32_t pages = space_.page_count() + more_pages;
   for (IndexSet* const set : {&whole_pages_, &changed_, &shown_, &stale_}) set->Resize(pages);
   if (offers_.size() < pages) offers_.resize(pages);
-  free_slots_.Resize(slots);
+  free_vpages_.Resize(vpages);
   const uint32_t groups = ranges / kRangeGroup + 1;
   if (group_bounds_.size() >= groups) return;
   run_bounds_.resize(std::size_t{groups} * kRangeGroup);
   group_bounds_.resize(groups);  // last: it says whether there is room
 }
 
-std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) {
-  RefreshSlots();
+std::optional<RangeId> FreeList::OldestMayHold(uint32_t pages, RangeId from) {
+  RefreshVpages();
   for (uint32_t range = Index(from); range < ranges_.range_count();) {
     const uint32_t group = range / kRangeGroup;
     const uint32_t behind = (group + 1) * kRangeGroup;
@@ -163,55 +162,55 @@ std::optional<RangeId> FreeView::OldestMayHold(uint32_t pages, RangeId from) {
   return std::nullopt;
 }
 
-const std::vector<FreeRun>& FreeView::Runs(RangeId id) {
-  RefreshSlots();
+const std::vector<FreeRun>& FreeList::Runs(RangeId id) {
+  RefreshVpages();
   const RangeTable::Range& range = ranges_.range(id);
   const uint32_t limit = Index(range.end());
   runs_.clear();
   uint32_t longest = 0;
-  for (auto slot = free_slots_.Next(Index(range.begin())); slot && *slot < limit;) {
-    const uint32_t end = free_slots_.NextMissing(*slot, limit);
-    runs_.push_back({SlotId{*slot}, end - *slot});
-    longest = std::max(longest, end - *slot);
-    slot = free_slots_.Next(end);
+  for (auto vpage = free_vpages_.Next(Index(range.begin())); vpage && *vpage < limit;) {
+    const uint32_t end = free_vpages_.NextMissing(*vpage, limit);
+    runs_.push_back({VirtualPage{*vpage}, end - *vpage});
+    longest = std::max(longest, end - *vpage);
+    vpage = free_vpages_.Next(end);
   }
   run_bounds_[Index(id)] = longest;
   return runs_;
 }
 
-uint32_t FreeView::FreeAtEnd(RangeId id, bool at_front) {
-  RefreshSlots();
+uint32_t FreeList::FreeAtEnd(RangeId id, bool at_front) {
+  RefreshVpages();
   const uint32_t begin = Index(ranges_.range(id).begin());
   const uint32_t end = Index(ranges_.range(id).end());
-  return at_front ? free_slots_.NextMissing(begin, end) - begin
-                  : end - free_slots_.LastRun(begin, end);
+  return at_front ? free_vpages_.NextMissing(begin, end) - begin
+                  : end - free_vpages_.LastRun(begin, end);
 }
 
-std::optional<PageId> FreeView::NextWhole(PageId from) const {
+std::optional<PageId> FreeList::NextWhole(PageId from) const {
   const std::optional<uint32_t> page = whole_pages_.Next(Index(from));
   return page ? std::optional(PageId{*page}) : std::nullopt;
 }
 
-Granules FreeView::Head(PageId page) const {
+Granules FreeList::Head(PageId page) const {
   if (IsWhole(page)) return space_.page_size();
   const NodeId first = space_.first(page);
-  return Available(first) ? ChainLength(first) : Granules(0);
+  return Available(first) ? HoleLength(first) : Granules(0);
 }
 
-Granules FreeView::Tail(PageId page) const {
+Granules FreeList::Tail(PageId page) const {
   if (IsWhole(page)) return space_.page_size();
   const NodeId last = space_.last(page);
-  return Available(last) ? ChainLength(ChainStart(last)) : Granules(0);
+  return Available(last) ? HoleLength(HoleStart(last)) : Granules(0);
 }
 
-Granules FreeView::ChainLength(NodeId start) const {
-  const NodeId end = ChainEnd(start);
+Granules FreeList::HoleLength(NodeId start) const {
+  const NodeId end = HoleEnd(start);
   const uint64_t limit =
       end == NodeId::kNone ? space_.page_size().count() : space_.node(end).offset;
   return Granules(limit - space_.node(start).offset);
 }
 
-bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
+bool FreeList::IsFree(PageId page, Granules offset, Granules length) const {
   if (IsWhole(page)) return true;
   const Granules end = offset + length;
   if (end == space_.page_size()) return Tail(page) >= length;
@@ -222,7 +221,7 @@ bool FreeView::IsFree(PageId page, Granules offset, Granules length) const {
   return false;
 }
 
-NodeId FreeView::ChainStart(NodeId id) const {
+NodeId FreeList::HoleStart(NodeId id) const {
   for (NodeId before = space_.node(id).prev; before != NodeId::kNone && Available(before);
        before = space_.node(id).prev) {
     id = before;
@@ -230,21 +229,21 @@ NodeId FreeView::ChainStart(NodeId id) const {
   return id;
 }
 
-NodeId FreeView::ChainEnd(NodeId start) const {
+NodeId FreeList::HoleEnd(NodeId start) const {
   while (start != NodeId::kNone && Available(start)) start = space_.node(start).next;
   return start;
 }
 
-// Calls function(start, length) for the chains that touch [first, last]; of a node of whole pages
-// for one page of it.
+// Calls function(start, length) for the holes that touch [first, last]; of a node of whole pages
+// for one page.
 template <typename Function>
-void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) const {
+void FreeList::ForEachHole(NodeId first, NodeId last, Function&& function) const {
   if (space_.IsOfWholePages(first)) {
     if (Available(first)) function(first, static_cast<uint32_t>(page_size().count()));
     return;
   }
   const uint32_t last_offset = space_.node(last).offset;
-  NodeId id = Available(first) ? ChainStart(first) : first;
+  NodeId id = Available(first) ? HoleStart(first) : first;
   while (id != NodeId::kNone && space_.node(id).offset <= last_offset) {
     NodeId next = space_.node(id).next;
     if (Available(id)) {
@@ -258,13 +257,13 @@ void FreeView::ForEachChain(NodeId first, NodeId last, Function&& function) cons
   }
 }
 
-// By length in granules: first those in pages of small blocks, then those in others.
-uint32_t FreeView::BinOf(PageId page, uint32_t length) const {
+// By length in granules: first the bins of pages of small blocks, then the others.
+uint32_t FreeList::BinOf(PageId page, uint32_t length) const {
   return length +
          (space_.holds_large(page) ? static_cast<uint32_t>(space_.page_size().count()) : 0);
 }
 
-void FreeView::LinkChain(PageId page, NodeId start, uint32_t length) {
+void FreeList::LinkHole(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
     IndexPages(page, page + 1);
     return;
@@ -281,7 +280,7 @@ void FreeView::LinkChain(PageId page, NodeId start, uint32_t length) {
   head = start;
 }
 
-void FreeView::UnlinkChain(PageId page, NodeId start, uint32_t length) {
+void FreeList::UnlinkHole(PageId page, NodeId start, uint32_t length) {
   if (Granules(length) == space_.page_size()) {
     SetWhole(page, page + 1, false);
     return;
@@ -301,33 +300,33 @@ void FreeView::UnlinkChain(PageId page, NodeId start, uint32_t length) {
 }
 
 // By bin, in order.
-std::vector<std::vector<NodeId>> FreeView::Chains() const {
-  std::vector<std::vector<NodeId>> chains(bins_.size());
+std::vector<std::vector<NodeId>> FreeList::Holes() const {
+  std::vector<std::vector<NodeId>> holes(bins_.size());
   for (uint32_t bin = 0; bin < bins_.size(); ++bin) {
     NodeId before = NodeId::kNone;
     for (NodeId id = bins_[bin]; id != NodeId::kNone; id = links_[Index(id)].next) {
       CGP_CHECK(links_[Index(id)].prev == before);
-      chains[bin].push_back(id);
+      holes[bin].push_back(id);
       before = id;
     }
-    std::ranges::sort(chains[bin]);
+    std::ranges::sort(holes[bin]);
   }
-  return chains;
+  return holes;
 }
 
-// What is yet to be looked at may be stale, so both are compared as a search would find them.
-void FreeView::Check() const {
-  FreeView now = *this;
-  now.RefreshSlots();
+// Both copies are brought up to date, since what no search has looked at may be stale.
+void FreeList::Check() const {
+  FreeList now = *this;
+  now.RefreshVpages();
   now.Handles();
-  FreeView anew = *this;
+  FreeList anew = *this;
   anew.Rebuild();
-  anew.RefreshSlots();
+  anew.RefreshVpages();
   anew.Handles();
-  CGP_CHECK(now.Chains() == anew.Chains() && now.filled_bins_ == anew.filled_bins_);
+  CGP_CHECK(now.Holes() == anew.Holes() && now.filled_bins_ == anew.filled_bins_);
   CGP_CHECK(now.whole_pages_ == anew.whole_pages_ && now.shown_ == anew.shown_);
   CGP_CHECK(now.whole_page_count_ == anew.whole_page_count_);
-  CGP_CHECK(now.free_slots_ == anew.free_slots_);
+  CGP_CHECK(now.free_vpages_ == anew.free_vpages_);
   CGP_CHECK(now.offers_ == anew.offers_ && now.handles_ == anew.handles_);
   for (RangeId id{0}; Index(id) < ranges_.range_count(); ++id) {
     anew.Runs(id);
@@ -336,8 +335,8 @@ void FreeView::Check() const {
   }
 }
 
-const FreeHandles& FreeView::Handles() {
-  // What the set has of the handle becomes `now`, if not 0. Throws with `known` true.
+const FreeHandles& FreeList::Handles() {
+  // The handle's entry in the set becomes `now`, or goes if that is 0. Throws with `known` true.
   const auto replace = [](auto& set, PageId handle, uint32_t& known, uint32_t now) {
     if (known == now) return;
     if (known > 0) set.erase({known, handle});
@@ -357,7 +356,7 @@ const FreeHandles& FreeView::Handles() {
   return handles_;
 }
 
-FreeView::Offer FreeView::OfferOf(PageId handle) const {
+FreeList::Offer FreeList::OfferOf(PageId handle) const {
   const PageId end = ranges_.handle_end(handle);
   PageId page = handle;
   Granules head;
