@@ -14,13 +14,8 @@ def format_table(
 ) -> str:
     """Aligns rows of equal length, the first of which is the head.
 
-    rich folds words where the terminal is too narrow. Numbers are never folded.
-
-    Arguments:
-        rows: The cells.
-        left_columns: Numbers of the columns that hold words. The others hold numbers and are
-            aligned right.
-        width: Of the page. Default: the terminal's.
+    Columns that are not of ``left_columns`` hold numbers. rich folds words where the page, or the
+    terminal, is narrower; numbers are never folded.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     try:
@@ -50,13 +45,11 @@ def _rich(
     least = 2 * len(widths)
     for column, (head, width) in enumerate(zip(rows[0], widths, strict=True)):
         is_words = column in left_columns
-        least += min(width, _NARROW) if is_words else width
+        narrow = min(width, _NARROW) if is_words else width
+        least += narrow
+        side = "left" if is_words else "right"
         table.add_column(
-            Text(head),
-            justify="left" if is_words else "right",
-            overflow="fold",
-            no_wrap=not is_words,
-            min_width=min(width, _NARROW) if is_words else width,
+            Text(head), justify=side, overflow="fold", no_wrap=not is_words, min_width=narrow
         )
     for row in rows[1:]:
         table.add_row(*map(Text, row))
@@ -65,12 +58,9 @@ def _rich(
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 
 
-def mib(size: int) -> str:
+def mib(size: int | None) -> str:
     """Bytes as a cell in MiB, with a decimal where there are few."""
+    if size is None:
+        return "-"
     number = size / (1 << 20)
     return f"{number:,.0f}" if number >= 10 or number.is_integer() else f"{number:.1f}"
-
-
-def mib_or_dash(size: int | None) -> str:
-    """The same, of what may not be known."""
-    return "-" if size is None else mib(size)

@@ -138,7 +138,7 @@ def test_name_that_no_file_can_have() -> None:
         (b'{"name": ', "line 1 column 10", "not JSON"),
         (b'{"name": "x",\n "graphs": [}', "line 2 column 13", "not JSON"),
         (b"{} {}", "line 1 column 4", "not JSON"),
-        (b'{"name": NaN}', "", "NaN"),
+        (b'{"name": NaN}', "", "NaN stands in it, which is not JSON"),
         (b'{"name": -Infinity}', "", "Infinity"),
         (b'{"name": "a", "name": "b"}', "", '"name" twice'),
         (b"[" * 100_000, "", "nested too deeply"),
@@ -156,6 +156,8 @@ def test_foreign_files(tmp_path: Path, data: bytes, where: str, what: str) -> No
     error = error_of(path)
     assert error.where == where
     assert what in error.what
+    assert error.what.count("not a trace") <= 1
+    assert "''" not in error.what
     assert len(error.what) < 200
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from tqdm import tqdm
 
-from .._table import format_table, mib, mib_or_dash
+from .._table import format_table, mib
 from ..tools.replay import replay
 from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
 from .errors import FAILED, CommandError, cannot_write
@@ -146,7 +146,7 @@ _COLUMNS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "minimum": ("minimum_bytes", mib),
     "reserved": ("reserved_bytes", mib),
     "ratio": ("ratio", "{:.3f}".format),
-    "stock": ("stock_reserved_bytes", mib_or_dash),
+    "stock": ("stock_reserved_bytes", mib),
     "seconds": ("seconds", "{:.3f}".format),
 }
 

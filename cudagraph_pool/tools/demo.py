@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from .._table import format_table, mib, mib_or_dash
+from .._table import format_table, mib
 from ..integration.worker_process import ask
 from ..pools import GraphPool
 from ..switch import enable
@@ -78,7 +78,7 @@ def _print_costs(rows: Sequence[Mapping[str, Any]]) -> None:
     """Each row has a model, its graphs, and the sizes in bytes."""
     table = [["model", "graphs", *_SIZES]]
     for row in rows:
-        sizes = [mib_or_dash(row[size]) for size in _SIZES.values()]
+        sizes = [mib(row[size]) for size in _SIZES.values()]
         table.append([_MODELS[row["model"]], str(row["graphs"]), *sizes])
     print("MiB for graphs of one model in one pool, one for each batch size, smallest first\n")
     print(format_table(table), end="\n\n")

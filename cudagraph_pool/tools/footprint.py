@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from .._table import format_table, mib, mib_or_dash
+from .._table import format_table, mib
 from ..integration.worker_process import ask
 from .plot import STYLE
 
@@ -211,7 +211,7 @@ def table(found: Found) -> str:
         if isinstance(own, Footprint):
             compression = ratio(found, way)
             pool = own.graph_pool if WAYS[way].has_graphs else None
-            sizes = map(mib_or_dash, (own.reserved, pool, own.driver, own.held))
+            sizes = map(mib, (own.reserved, pool, own.driver, own.held))
             cells = ["-" if compression is None else f"{compression:.2f}", *sizes]
             rows.append([way, mib(own.allocated), *cells])
     failed = [f"{way}: {error}" for way, error in found.items() if isinstance(error, str)]

@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from .. import __version__
 from .._adapter import load_adapter
-from .._table import format_table, mib, mib_or_dash
+from .._table import format_table, mib
 from ..pools import stats
 from .costs import PoolCost, of_pool
 from .memory_map import MemoryMap, Operation, map_of_history, operation_of
@@ -137,11 +137,11 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
         "minimum": [mib(pool.minimum) for pool in pools],
         "reserved": [mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
-        "stock": [mib_or_dash(pool.stock) for pool in pools],
-        "saved": [mib_or_dash(pool.saved) for pool in pools],
-        "apart": [mib_or_dash(pool.apart) for pool in pools],
-        "expandable": [mib_or_dash(pool.expandable) for pool in pools],
-        "primed": [mib_or_dash(pool.primed) for pool in pools],
+        "stock": [mib(pool.stock) for pool in pools],
+        "saved": [mib(pool.saved) for pool in pools],
+        "apart": [mib(pool.apart) for pool in pools],
+        "expandable": [mib(pool.expandable) for pool in pools],
+        "primed": [mib(pool.primed) for pool in pools],
         "execs": ["-" if pool.execs is None else str(pool.execs) for pool in pools],
     }
     known = {head: cells for head, cells in columns.items() if set(cells) != {"-"}}

@@ -22,11 +22,11 @@ from .trace import (
     PICKLED,
     Event,
     Fields,
-    FormatError,
     Graph,
     Trace,
     TraceError,
     checked,
+    errors_of,
     members,
     most_live_bytes,
     parse_trace,
@@ -55,19 +55,17 @@ def read_traces(path: str | os.PathLike[str]) -> list[Trace]:
         TraceError: The file cannot be read, or is neither.
     """
     name = os.fspath(path)
-    data = read_bytes(name, MAX_BYTES)
-    if not data.startswith(PICKLED):
-        return [parse_trace(name, data)]
-    try:
+    with errors_of(name):
+        data = read_bytes(name, MAX_BYTES)
+        if not data.startswith(PICKLED):
+            return [parse_trace(name, data)]
         if len(data) > MAX_BYTES:
-            raise FormatError("", f"the file goes on; a snapshot may have {MAX_BYTES >> 20} MiB")
+            raise TraceError("", f"the file goes on; a snapshot may have {MAX_BYTES >> 20} MiB")
         return traces_of(_unpickle(data), name)
-    except FormatError as wrong:
-        raise TraceError(name, *wrong.args) from None
 
 
 def traces_of(snapshot: object, path: str = "") -> list[Trace]:
-    """A trace of each graph pool; raises FormatError."""
+    """A trace of each graph pool; raises TraceError."""
     pools = _pools(members(snapshot, _SNAPSHOT, ""))
     return [pool.trace(path, *name) for name, pool in sorted(pools.items())]
 
@@ -83,7 +81,7 @@ def _unpickle(data: bytes) -> object:
     try:
         return _Unpickler(io.BytesIO(data)).load()
     except Exception as error:  # whatever a damaged pickle may lead to
-        raise FormatError("", f"not a memory snapshot: {error}") from None
+        raise TraceError("", f"not a memory snapshot: {error}") from None
 
 
 @dataclass(slots=True)
@@ -127,7 +125,7 @@ def _pools(snapshot: dict[str, Any]) -> dict[tuple[int, tuple[int, int]], _Pool]
         device, begin, size = segment["device"], segment["address"], segment["total_size"]
         pool_id = segment["segment_pool_id"]
         if len(pool_id) != 2 or not all(type(part) is int for part in pool_id):
-            raise FormatError(f"{where}.segment_pool_id", "must be two integers")
+            raise TraceError(f"{where}.segment_pool_id", "must be two integers")
         if pool_id == (0, 0):  # eager memory
             continue
         pool = pools.setdefault((device, pool_id), _Pool())
@@ -138,10 +136,10 @@ def _pools(snapshot: dict[str, Any]) -> dict[tuple[int, tuple[int, int]], _Pool]
                 members(block, _BLOCK, place)
                 pool.live[block["address"]] = block["size"], segment["stream"]
     if not pools:
-        raise FormatError("", "there is no graph pool in it: dump it while the graphs are alive")
+        raise TraceError("", "there is no graph pool in it: dump it while the graphs are alive")
     _read_history(snapshot, segments)
     if not any(pool.history for pool in pools.values()):
-        raise FormatError(
+        raise TraceError(
             "",
             "it has no history of a graph pool: call torch.cuda.memory._record_memory_history() "
             "before the captures",
@@ -167,9 +165,7 @@ def _read_history(
                 continue
             read += 1
             if read > MAX_EVENTS:
-                raise FormatError(
-                    "", f"more than {MAX_EVENTS} allocations and frees in graph pools"
-                )
+                raise TraceError("", f"more than {MAX_EVENTS} allocations and frees in graph pools")
             size = members(entry, {"size": _SIZES}, where)["size"] if action == "alloc" else 0
             there[index][2].history.append((address, size, entry["stream"]))
 

@@ -8,6 +8,7 @@ Traces come from elsewhere, so nothing in them is trusted: whatever does not fit
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import json
@@ -15,7 +16,7 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple, NoReturn
 
@@ -48,13 +49,24 @@ class TraceError(ValueError):
         what (str): what is wrong there.
     """
 
-    def __init__(self, path: str, where: str, what: str) -> None:
-        name = path if path and path.isprintable() else repr(path)
-        name = "standard input" if path == STANDARD_INPUT else name
-        super().__init__(": ".join(filter(None, (name, where, what))))
-        self.path = path
-        self.where = where
-        self.what = what
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(where, what)
+        self.path, self.where, self.what = "", where, what
+
+    def __str__(self) -> str:
+        name = self.path if self.path and self.path.isprintable() else repr(self.path)
+        name = "standard input" if self.path == STANDARD_INPUT else name
+        return ": ".join(filter(None, (name, self.where, self.what)))
+
+
+@contextlib.contextmanager
+def errors_of(path: str) -> Iterator[None]:
+    """Puts the file's name into a TraceError."""
+    try:
+        yield
+    except TraceError as error:
+        error.path = path
+        raise
 
 
 class Event(NamedTuple):
@@ -98,24 +110,19 @@ class Trace:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Reads a recorded capture.
-
-    Args:
-        path: the file, JSON or gzip of it; ``-``: standard input.
+    """Reads a recorded capture: JSON, or gzip of it; ``-`` is standard input.
 
     Raises:
         TraceError: if the file cannot be read, or is not a trace from its first to its last byte.
     """
     name = os.fspath(path)
-    return parse_trace(name, read_bytes(name, MAX_JSON_BYTES))
+    with errors_of(name):
+        return parse_trace(name, read_bytes(name, MAX_JSON_BYTES))
 
 
 def parse_trace(path: str, data: bytes) -> Trace:
-    """The trace that a file holds; raises TraceError likewise."""
-    try:
-        return _trace(path, _parse(_text(data)))
-    except FormatError as wrong:
-        raise TraceError(path, *wrong.args) from None
+    """The trace that a file holds; raises TraceError without its name."""
+    return _trace(path, _parse(_text(data)))
 
 
 def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
@@ -124,11 +131,6 @@ def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
     Keys are sorted stably. In another order than the recorded one a free that stands in another
     graph than its allocation happens at the start of the graph after its own; it never happens if
     its own is the last.
-
-    Args:
-        trace: what :func:`read_trace` returned.
-        order: ``"recorded"``, ``"asc"`` or ``"desc"`` by key, or ``"shuffled"``.
-        seed: of the shuffle.
     """
     recorded = list(range(len(trace.graphs)))
     if order == "shuffled":
@@ -189,10 +191,6 @@ def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
-class FormatError(Exception):
-    """A place in a file, and what is wrong there."""
-
-
 def read_bytes(path: str, most: int) -> bytes:
     """A file, or standard input, and no more of it than ``most`` bytes and one."""
     try:
@@ -200,9 +198,9 @@ def read_bytes(path: str, most: int) -> bytes:
             data: bytes = file.read(most + 1)
     except (OSError, ValueError) as error:  # of a NUL in the name
         why = getattr(error, "strerror", None) or error
-        raise TraceError(path, "", f"cannot be read: {why}") from None
+        raise TraceError("", f"cannot be read: {why}") from None
     if not data:
-        raise TraceError(path, "", "the file is empty")
+        raise TraceError("", "the file is empty")
     return data
 
 
@@ -210,47 +208,49 @@ def _text(data: bytes) -> bytes:
     """The file's JSON. No more than the limit is ever held, of it and of what is compressed."""
     too_long = f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON"
     if len(data) > MAX_JSON_BYTES:
-        raise FormatError(f"byte {MAX_JSON_BYTES}", too_long)
+        raise TraceError(f"byte {MAX_JSON_BYTES}", too_long)
     if data.startswith(PICKLED):
         what = "a pickle, as torch.cuda.memory._dump_snapshot() writes it: report reads these"
-        raise FormatError("", what)
+        raise TraceError("", what)
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:
         with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
             text = compressed.read(MAX_JSON_BYTES + 1)
     except EOFError:
-        raise FormatError(f"byte {len(data)}", "gzip ends early: the file is truncated") from None
+        raise TraceError(f"byte {len(data)}", "gzip ends early: the file is truncated") from None
     except (zlib.error, gzip.BadGzipFile) as error:
-        raise FormatError("", f"gzip is damaged: {error}") from None
+        raise TraceError("", f"gzip is damaged: {error}") from None
     if len(text) > MAX_JSON_BYTES:
-        raise FormatError(f"byte {MAX_JSON_BYTES} after decompression", too_long)
+        raise TraceError(f"byte {MAX_JSON_BYTES} after decompression", too_long)
     return text
 
 
 def _parse(data: bytes) -> object:
     def refuse_constant(name: str) -> NoReturn:
-        raise FormatError("", f"{name} stands in it, which is not JSON")
+        raise TraceError("", f"{name} stands in it, which is not JSON")
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for key, value in pairs:
             if key in result:
-                raise FormatError("", f"an object has the key {_show(key)} twice")
+                raise TraceError("", f"an object has the key {_show(key)} twice")
             result[key] = value
         return result
 
     try:
         return json.loads(data.decode(), parse_constant=refuse_constant, object_pairs_hook=unique)
+    except TraceError:
+        raise
     except UnicodeDecodeError as error:
-        raise FormatError(f"byte {error.start}", "not UTF-8: not a trace") from None
+        raise TraceError(f"byte {error.start}", "not UTF-8: not a trace") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        raise FormatError(where, f"not JSON: {error.msg}") from None
+        raise TraceError(where, f"not JSON: {error.msg}") from None
     except RecursionError:
-        raise FormatError("", "not a trace: JSON nested too deeply") from None
+        raise TraceError("", "not a trace: JSON nested too deeply") from None
     except ValueError as error:  # an integer of thousands of digits
-        raise FormatError("", f"not a trace: {error}") from None
+        raise TraceError("", f"not a trace: {error}") from None
 
 
 # What objects hold: by key a type, or which integers. A key that ends in ? may be absent.
@@ -277,16 +277,16 @@ def _trace(path: str, document: object) -> Trace:
     top = members(document, _TRACE, "")
     name, documents = top["name"], top["graphs"]
     if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-        raise FormatError("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
+        raise TraceError("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
     reserved = members(top["stock"], _STOCK, "stock")["reserved"]
     if not 0 < len(documents) <= MAX_GRAPHS:
-        raise FormatError(
+        raise TraceError(
             "graphs", f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
         )
     blocks = _Blocks()
     graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
     if not blocks.sizes:
-        raise FormatError("graphs", "no graph allocates anything: there is nothing to replay")
+        raise TraceError("graphs", "no graph allocates anything: there is nothing to replay")
     source = ", ".join(top[key] for key in ("torch", "gpu") if key in top)
     return Trace(path, name, reserved, graphs, source=source)
 
@@ -295,14 +295,14 @@ def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
     graph = members(document, _GRAPH, where)
     blocks.events += len(graph["events"])
     if blocks.events > MAX_EVENTS:
-        raise FormatError(f"{where}.events", f"more than {MAX_EVENTS} events in one trace")
+        raise TraceError(f"{where}.events", f"more than {MAX_EVENTS} events in one trace")
     events = []
     for number, event in enumerate(graph["events"]):
         try:
             events.append(blocks.read(event))
-        except FormatError as wrong:
-            place, what = wrong.args
-            raise FormatError(f"{where}.events[{number}]{place}", what) from None
+        except TraceError as error:
+            error.where = f"{where}.events[{number}]{error.where}"
+            raise
     return Graph(graph["key"], events, graph.get("stock"))
 
 
@@ -327,26 +327,26 @@ class _Blocks:
             return self._allocation(*(checked(x, bounds, f" {key}") for (key, bounds), x in parts))
         if (kind, len(event)) == (-1, 2):
             return self._free(checked(event[1], NUMBERS, " id"))
-        raise FormatError("", f"must be [1, id, bytes, stream] or [-1, id], is {_show(event)}")
+        raise TraceError("", f"must be [1, id, bytes, stream] or [-1, id], is {_show(event)}")
 
     def _allocation(self, block: int, size: int, stream: int) -> Event:
         self._streams.add(stream)
         if len(self._streams) > MAX_STREAMS:
-            raise FormatError("", f"more than {MAX_STREAMS} streams in one trace")
+            raise TraceError("", f"more than {MAX_STREAMS} streams in one trace")
         if block in self.sizes:
-            raise FormatError("", f"block {block} is allocated a second time")
+            raise TraceError("", f"block {block} is allocated a second time")
         self.sizes[block] = size
         self._live_bytes += size
         if self._live_bytes > MAX_LIVE_BYTES:
             most = f"at most {MAX_LIVE_BYTES} can be replayed"
-            raise FormatError("", f"{self._live_bytes} bytes are live; {most}")
+            raise TraceError("", f"{self._live_bytes} bytes are live; {most}")
         return Event(block, size, stream)
 
     def _free(self, block: int) -> Event:
         if block not in self.sizes:
-            raise FormatError("", f"block {block} is freed, but was never allocated")
+            raise TraceError("", f"block {block} is freed, but was never allocated")
         if not self.sizes[block]:
-            raise FormatError("", f"block {block} is freed a second time")
+            raise TraceError("", f"block {block} is freed a second time")
         self._live_bytes -= self.sizes[block]
         self.sizes[block] = 0
         return Event(block, 0, 0)
@@ -369,7 +369,7 @@ def members(value: object, fields: Fields, where: str) -> dict[str, Any]:
         if key in parent:
             checked(parent[key], kind, f"{where}.{key}".lstrip("."))
         elif key == field:
-            raise FormatError(where, f'has no "{key}": not a trace')
+            raise TraceError(where, f'has no "{key}": not a trace')
     return parent
 
 
@@ -378,11 +378,11 @@ def checked(value: Any, kind: type | Bounds, where: str) -> Any:
     what = "an integer" if isinstance(kind, Bounds) else _KINDS[kind]
     kinds = (int,) if isinstance(kind, Bounds) else (int, float) if kind is float else (kind,)
     if type(value) not in kinds:
-        raise FormatError(where, f"must be {what}, is {_show(value)}")
+        raise TraceError(where, f"must be {what}, is {_show(value)}")
     if isinstance(kind, Bounds) and value not in kind:
-        raise FormatError(where, f"must be {kind[0]} to {kind[-1]}, is {_show(value)}")
+        raise TraceError(where, f"must be {kind[0]} to {kind[-1]}, is {_show(value)}")
     if kind is float and not 0 <= value <= sys.float_info.max:
-        raise FormatError(where, f"must be a time in seconds, is {_show(value)}")
+        raise TraceError(where, f"must be a time in seconds, is {_show(value)}")
     return value
 
 
