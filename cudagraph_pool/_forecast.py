@@ -95,13 +95,7 @@ def forecast(
 
 
 def pool_bytes(stats: Any, largest: Any, sizes: Sequence[Size]) -> int:
-    """What a pool will hold.
-
-    Arguments:
-        stats: Of the pool, now.
-        largest: What the largest capture took, the last one in it.
-        sizes: All, that one included.
-    """
+    """What a pool with such stats will hold, whose last capture was the largest of all sizes."""
     captured = max(sizes, key=cost)
     others = list(sizes)
     others.remove(captured)

@@ -20,10 +20,8 @@ _EXEC_BUDGET = 256 << 20
 
 
 def capture_template(graph: torch.cuda.CUDAGraph) -> bool:
-    """Lets the capture to come leave its graph as a template, without an executable.
-
-    Returns:
-        What :func:`forget_template` takes, should the capture fail.
+    """Lets the capture to come leave its graph as a template, without an executable. Returns what
+    :func:`forget_template` takes, should the capture fail.
     """
     before: bool = load_adapter().set_keeps_template(graph, True)
     _tell_python(graph, True)
@@ -43,12 +41,8 @@ def _tell_python(graph: Any, keeps: bool) -> None:
 
 
 def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> None:
-    """Lets a graph that was captured as a template run by the executables of ``cache``.
-
-    If that fails the graph is reset.
-
-    Arguments:
-        before: what :func:`capture_template` returned.
+    """Lets a graph that was captured as a template run by the executables of ``cache``. If that
+    fails the graph is reset. ``before`` is what :func:`capture_template` returned.
     """
     try:
         captured: type = type(graph)

@@ -82,12 +82,8 @@ def _forecasting(
 
 
 def more_bytes(nodes: Sequence[int], others: int, shares: bool) -> int:
-    """What is yet to come, once some graphs are captured.
-
-    Arguments:
-        nodes: Of each of these.
-        others: How many more of the largest there may be.
-        shares: Whether they share executables, which replays make: of none was measured anything.
+    """What is yet to come, once graphs of so many ``nodes`` are captured, and up to ``others`` more
+    of the largest. Replays make executables that graphs share: of these none was measured yet.
     """
     largest = exec_bytes(max(nodes))
     execs = largest * others

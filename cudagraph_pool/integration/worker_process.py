@@ -14,15 +14,11 @@ from .environment import VARIABLE
 
 
 class WorkerError(Exception):
-    """A process failed or did not answer in time.
-
-    Attributes:
-        stderr: All that it printed there.
-    """
+    """A process failed or did not answer in time."""
 
     def __init__(self, message: str, stderr: str = "") -> None:
         super().__init__(message)
-        self.stderr = stderr
+        self.stderr = stderr  # all that it printed there
 
 
 def run_python(

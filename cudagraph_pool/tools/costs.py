@@ -16,19 +16,12 @@ from .trace import Graph, Order, Trace, minimum_bytes, most_live_bytes, replay_s
 
 @dataclass(frozen=True, slots=True)
 class GraphCost:
-    """What one capture took, in bytes.
+    """What one capture took, in bytes."""
 
-    Attributes:
-        name: Its number, or what a trace calls it.
-        added: What the pool got meanwhile.
-        needed: The most that it had allocated at once, without what lived before.
-        numbers: Of its allocations in the pool.
-    """
-
-    name: str
-    added: int
-    needed: int
-    numbers: range
+    name: str  # its number, or what a trace calls it
+    added: int  # what the pool got meanwhile
+    needed: int  # the most that it had allocated at once, without what lived before
+    numbers: range  # of its allocations in the pool
 
     @classmethod
     def of(cls, name: object, took: Mapping[str, int]) -> GraphCost:
@@ -44,37 +37,22 @@ class GraphCost:
 
 @dataclass(frozen=True, slots=True)
 class PoolCost:
-    """What a pool and its graphs take, in bytes.
-
-    Attributes:
-        kind: Of the pool; or ``"trace"``, or ``"snapshot"``.
-        order: Of a trace's graphs.
-        source: Of a trace: on what it was recorded, where it says so.
-        minimum: What no allocator with stable addresses could do with less of.
-        apart: What the graphs would need at least if each had a pool of its own; None where it is
-            not known which graph allocated what.
-        stock: What PyTorch's own allocator took, or would take, where that is known.
-        stock_growth: What it held after each graph, where that is known.
-        expandable: The same as ``stock`` with expandable segments.
-        primed: The same where one block comes first, of the best of three sizes.
-        execs: How many executables the graphs share, where that is known.
-        map: Where everything lay, where that is known.
-    """
+    """What a pool and its graphs take, in bytes; None is what is not known."""
 
     name: str
-    kind: str
+    kind: str  # of the pool; or "trace", or "snapshot"
     graphs: list[GraphCost]
-    minimum: int
+    minimum: int  # no allocator with stable addresses could do with less
     reserved: int
-    apart: int | None
-    stock: int | None = None
-    stock_growth: list[int] | None = None
-    expandable: int | None = None
-    primed: int | None = None
-    execs: int | None = None
-    map: MemoryMap | None = None
-    order: str = ""
-    source: str = ""
+    apart: int | None  # what the graphs would need at least if each had a pool of its own
+    stock: int | None = None  # what PyTorch's own allocator took, or would take
+    stock_growth: list[int] | None = None  # what it held after each graph
+    expandable: int | None = None  # as stock, with expandable segments
+    primed: int | None = None  # as stock, where one block comes first, of the best of three sizes
+    execs: int | None = None  # how many executables the graphs share
+    map: MemoryMap | None = None  # where everything lay
+    order: str = ""  # of a trace's graphs
+    source: str = ""  # on what a trace was recorded
 
     @property
     def saved(self) -> int | None:

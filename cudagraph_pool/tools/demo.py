@@ -106,19 +106,13 @@ def _print_next() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """A model that is captured for many sizes.
+    """A model that is captured for many sizes."""
 
-    Attributes:
-        name: Of the recorded captures of the same.
-        given: The input of the largest size; the others are its first rows.
-        step: Rows that belong to one size.
-    """
-
-    name: str
+    name: str  # of the recorded captures of the same
     model: Callable[[Tensor], Tensor]
-    given: Tensor
+    given: Tensor  # the input of the largest size; the others are its first rows
     sizes: Sequence[int]
-    step: int
+    step: int  # rows that belong to one size
 
     def input(self, size: int) -> Tensor:
         return self.given[: size * self.step]

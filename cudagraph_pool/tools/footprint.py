@@ -47,20 +47,14 @@ WAYS: Final[Mapping[str, Way]] = {
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one way took, in bytes.
+    """What one way took, in bytes."""
 
-    Attributes:
-        allocated: The peak of what tensors occupied, the model's own included.
-        reserved: The peak of what PyTorch held.
-        graph_pool: What pools of graphs hold in the end, of ``reserved``.
-        driver: What the process has more in the end than with an empty context, beyond what PyTorch
-            holds: kernels, and what the driver keeps for graphs. Where the driver does not say what
-            a process has, it is what all have.
-    """
-
-    allocated: int
-    reserved: int
-    graph_pool: int
+    allocated: int  # the peak of what tensors occupied, the model's own included
+    reserved: int  # the peak of what PyTorch held
+    graph_pool: int  # of reserved, what pools of graphs hold in the end
+    # What the process has more in the end than with an empty context, beyond what PyTorch holds:
+    # kernels, and what the driver keeps for graphs. Of all processes, where the driver does not say
+    # what each has.
     driver: int
 
     @property

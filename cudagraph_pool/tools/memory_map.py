@@ -25,30 +25,20 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class Placed:
-    """Where a block lay.
+    """Where a block lay."""
 
-    Attributes:
-        born: The operation that allocated it.
-        stretches: Several if it was stitched.
-        died: The operation that freed it; None if it lives.
-    """
-
-    born: int
-    stretches: list[Stretch]
-    died: int | None = None
+    born: int  # the operation that allocated it
+    stretches: list[Stretch]  # several if it was stitched
+    died: int | None = None  # the operation that freed it; None if it lives
 
 
 @dataclass(slots=True)
 class MemoryMap:
-    """What was placed, in the order of allocation, up to now.
-
-    Attributes:
-        first_allocation: How many allocations the pool had made before.
-    """
+    """What was placed, in the order of allocation, up to now."""
 
     placed: list[Placed] = field(default_factory=list)
     operations: int = 0
-    first_allocation: int = 0
+    first_allocation: int = 0  # how many allocations the pool had made before
 
     def allocate(self, stretches: list[Stretch]) -> Placed:
         placed = Placed(self.operations, stretches)
@@ -78,11 +68,8 @@ def drawing(pools: _core.PoolSet, drawn: MemoryMap) -> Callable[[Event, _core.Bl
 
 
 def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any]) -> MemoryMap:
-    """The map of a pool of this process, from what was done in it since some moment.
-
-    Arguments:
-        operations: In any pools, in their order.
-        snapshot: Of the pool, from the adapter.
+    """The map of a pool of this process, of which the adapter made the snapshot, from what was done
+    in any pools since some moment.
     """
     page_bytes = snapshot["stats"]["page_bytes"]
     ranges = sorted((entry["address"], entry["pages"]) for entry in snapshot["ranges"])

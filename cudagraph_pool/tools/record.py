@@ -29,19 +29,13 @@ _END: Final = "cudagraph_pool: a capture has ended, number"
 
 
 class Capture(NamedTuple):
-    """One that was recorded.
+    """One that was recorded."""
 
-    Attributes:
-        number: Of its marks.
-        segments: Where the pool's memory lies: a begin and an end of each.
-        reserved_bytes: What stock has taken for the pool so far; 0 if it is not stock's.
-    """
-
-    number: int
+    number: int  # of its marks
     device: int
     pool: tuple[int, int]
-    segments: Sequence[tuple[int, int]]
-    reserved_bytes: int
+    segments: Sequence[tuple[int, int]]  # where the pool's memory lies: a begin and an end of each
+    reserved_bytes: int  # what stock has taken for the pool so far; 0 if it is not stock's
 
     def holds(self, address: int) -> bool:
         return any(begin <= address < end for begin, end in self.segments)
@@ -154,11 +148,7 @@ def traces_of(
     """A trace of each pool that was captured into, but for what names it.
 
     A block that is freed between two captures is freed at the start of the second; one that was
-    not allocated in a capture is not there.
-
-    Arguments:
-        history: Of each device, entries of torch's memory history.
-        captures: In any order.
+    not allocated in a capture is not there. ``history`` has the entries of torch's for each device.
     """
     pools: dict[tuple[int, tuple[int, int]], _Pool] = {}
     known = list(captures)

@@ -26,13 +26,8 @@ def replay(
 
     The driver only counts: a replay touches no memory, and the core decides the same. Sizes are
     bytes, and the seconds are those of the core's calls. What stock reserved is known of the order
-    in which graphs were recorded only, and not of captures that were made up.
-
-    Args:
-        trace: what :func:`cudagraph_pool.tools.trace.read_trace` returned.
-        order: of the graphs.
-        seed: of ``order="shuffled"``.
-        placements: where to write, as JSON lines, the physical bytes that each block got.
+    in which graphs were recorded only, and not of captures that were made up. ``placements`` gets,
+    as JSON lines, the physical bytes of each block.
 
     Raises:
         MemoryError: if the driver runs out of pages.

@@ -86,16 +86,11 @@ def _unpickle(data: bytes) -> object:
 
 @dataclass(slots=True)
 class _Pool:
-    """A graph pool.
+    """A graph pool."""
 
-    Attributes:
-        reserved: What its segments have, in bytes.
-        live: By address, what lives in the end: a size and a stream.
-        history: Allocations, as an address, a size and a stream. A free has the size 0.
-    """
-
-    reserved: int = 0
-    live: dict[int, tuple[int, int]] = field(default_factory=dict)
+    reserved: int = 0  # what its segments have, in bytes
+    live: dict[int, tuple[int, int]] = field(default_factory=dict)  # by address: size and stream
+    # Allocations, as an address, a size and a stream. A free has the size 0.
     history: list[tuple[int, int, int]] = field(default_factory=list)
 
     def trace(self, path: str, device: int, id: tuple[int, int]) -> Trace:

@@ -79,34 +79,23 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What one capture allocated and freed.
+    """What one capture allocated and freed."""
 
-    Attributes:
-        key: Its batch size or length.
-        stock_bytes: What PyTorch's own allocator held for the pool afterwards, if that is known.
-    """
-
-    key: int
+    key: int  # its batch size or length
     events: list[Event]
-    stock_bytes: int | None = None
+    stock_bytes: int | None = None  # what stock held for the pool afterwards, if that is known
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """The captures of one workload, in the order in which they were recorded.
-
-    Attributes:
-        is_marked: Whether it is known where one graph ends and the next begins. Else one stands for
-            all.
-        source: The torch and the GPU that it was recorded on, where it says so.
-    """
+    """The captures of one workload, in the order in which they were recorded."""
 
     path: str
     name: str
     stock_reserved_bytes: int
     graphs: list[Graph]
-    is_marked: bool = True
-    source: str = ""
+    is_marked: bool = True  # or one graph stands for all: where each ends is not known
+    source: str = ""  # the torch and the GPU that it was recorded on, where it says so
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
