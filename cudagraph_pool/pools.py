@@ -30,22 +30,16 @@ _logger = logging.getLogger(__package__)
 class _ReplayOrder:
     """The order of the replays of one pool's graphs, if they are asked to: each overwrites what
     those before it left, on whatever streams.
-
-    Attributes:
-        lock: Held for as long as it takes to launch one.
-        stream (torch.cuda.Stream): Of the last one.
-        number (int): Of the last one. One that failed, and a capture, have a number too: they have
-            written to what graphs read.
-        what (str): The last one was, for errors.
-        wrote: Number and description of the last one that left outputs.
     """
 
     def __init__(self) -> None:
-        self.lock = threading.RLock()
-        self.stream: torch.cuda.Stream | None = None
+        self.lock = threading.RLock()  # held for as long as it takes to launch one
+        self.stream: torch.cuda.Stream | None = None  # of the last one
+        # Of the last one, and for errors what it was. One that failed, and a capture, have a number
+        # too: they have written to what graphs read.
         self.number = 0
         self.what = ""
-        self.wrote = (0, "")
+        self.wrote = (0, "")  # number and description of the last one that left outputs
         self._last: weakref.ref[Any] | None = None
 
     def follow(self, stream: torch.cuda.Stream) -> None:

@@ -17,8 +17,6 @@ from .._table import mib
 from .environment import OFF, ON, VARIABLE
 
 REPORT = "report"
-
-
 _WORDS: Final = {**dict.fromkeys(ON, True), **dict.fromkeys(OFF, False)}
 
 

@@ -48,11 +48,8 @@ def require_matplotlib() -> None:
 def draw(
     cost: PoolCost, file: str | os.PathLike[str] | IO[bytes], format: str | None = None
 ) -> None:
-    """Draws what a pool costs, how it grew, and where in it everything lay.
-
-    Arguments:
-        cost: With its map.
-        file: Where to; its ending says in which format, unless ``format`` does: png, svg, pdf.
+    """Draws what a pool costs, how it grew, and where in it everything lay by its map. The file's
+    ending says in which format, unless ``format`` does: png, svg, pdf.
     """
     require_matplotlib()
     from matplotlib import font_manager, rc_context

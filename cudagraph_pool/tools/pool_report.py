@@ -110,11 +110,7 @@ def map_of_pool(
 
 
 def draw_pool(pool: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """See :meth:`GraphPool.plot`.
-
-    Arguments:
-        pool: What :func:`cudagraph_pool.stats` says of it.
-    """
+    """See :meth:`GraphPool.plot`; ``pool`` is what :func:`cudagraph_pool.stats` says of it."""
     from .plot import draw, require_matplotlib
 
     require_matplotlib()
@@ -137,11 +133,10 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
         "minimum": [mib(pool.minimum) for pool in pools],
         "reserved": [mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
-        "stock": [mib(pool.stock) for pool in pools],
-        "saved": [mib(pool.saved) for pool in pools],
-        "apart": [mib(pool.apart) for pool in pools],
-        "expandable": [mib(pool.expandable) for pool in pools],
-        "primed": [mib(pool.primed) for pool in pools],
+        **{
+            size: [mib(getattr(pool, size)) for pool in pools]
+            for size in ("stock", "saved", "apart", "expandable", "primed")
+        },
         "execs": ["-" if pool.execs is None else str(pool.execs) for pool in pools],
     }
     known = {head: cells for head, cells in columns.items() if set(cells) != {"-"}}

@@ -27,13 +27,10 @@ _Kind = tuple[int, bool]  # a stream, and whether blocks are small: what differs
 class StockPool:
     """A block gets the best fit of what is free, else a segment, or a longer one if they are
     ``expandable``.
-
-    Attributes:
-        reserved: Bytes.
     """
 
     def __init__(self, expandable: bool = False) -> None:
-        self.reserved = 0
+        self.reserved = 0  # bytes
         self._expandable = expandable
         self._free: defaultdict[_Kind, list[tuple[int, int]]] = defaultdict(list)  # size, address
         self._begins: dict[int, int] = {}  # of what is free, by its end

@@ -41,17 +41,13 @@ PICKLED: Final = b"\x80"  # what a file begins with that pickle has written
 
 
 class TraceError(ValueError):
-    """A trace that cannot be used.
-
-    Attributes:
-        path (str): the file.
-        where (str): the place in it, for instance ``graphs[3].events[17]``; empty: all of it.
-        what (str): what is wrong there.
-    """
+    """A trace that cannot be used."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(where, what)
-        self.path, self.where, self.what = "", where, what
+        self.path = ""
+        self.where = where  # the place in the file, as graphs[3].events[17]; empty: all of it
+        self.what = what  # what is wrong there
 
     def __str__(self) -> str:
         name = self.path if self.path and self.path.isprintable() else repr(self.path)
@@ -296,14 +292,10 @@ def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
 
 
 class _Blocks:
-    """What was allocated so far, as the events are read.
-
-    Attributes:
-        sizes: Of all blocks; of one that was freed 0.
-    """
+    """What was allocated so far, as the events are read."""
 
     def __init__(self) -> None:
-        self.sizes: dict[int, int] = {}
+        self.sizes: dict[int, int] = {}  # of all blocks; of one that was freed 0
         self.events = 0
         self._live_bytes = 0
         self._streams: set[int] = set()
