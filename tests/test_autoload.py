@@ -451,11 +451,3 @@ def test_run_says_why_it_cannot(
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     assert main(["run", "program.py"]) == 2
     assert capsys.readouterr().err.endswith("to be installed: in a clone of it, pip install .\n")
-
-
-def test_help_of_run_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["run", "--help"])
-    out = capsys.readouterr().out
-    for name in (*_request.options_of_enable(), "report"):
-        assert f"--{name.replace('_', '-')}" in out

@@ -7,7 +7,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import io
-import itertools
 import json
 import os
 import subprocess
@@ -30,7 +29,6 @@ import trace_to_text
 import vllm_engine
 from _apart import run_apart
 from _engine import judge as judge_engine
-from _exec_schedules import load
 from fake_team import faked
 
 from cudagraph_pool.integration.worker_process import WorkerError
@@ -103,13 +101,8 @@ def test_const_memory(measure: Any, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("trouble", "allocator", "said"),
     [
-        *(
-            (f"die@ours.{command}", "ours", "code 9: last words")
-            for command in ("prepare", "replay")
-        ),
-        ("fail@ours.compare", "ours", "RuntimeError: broken"),
+        ("die@ours.replay", "ours", "code 9: last words"),
         ("fail@primed.prime", "primed", "RuntimeError: broken"),
-        ("die@stock.minimum_bytes", "stock", "last words"),
         ("hang@ours.capture", "ours", "no answer in 3 s"),
     ],
 )
@@ -246,22 +239,6 @@ def test_shared_execs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
         code, report = run(f"fail@llama.{who}.decode", *asked)
         error = f"llama, max_execs {who}: FAILED decode: RuntimeError: broken"
         assert (code, report["errors"]) == (1, [error])
-
-
-SIZES = [1, 2, 4, *range(8, 257, 8), *range(272, 513, 16)]
-
-
-def test_load_wanders_around_a_quarter_of_the_largest_size() -> None:
-    drawn = load(SIZES, 20_000, seed=0)
-    assert drawn == load(SIZES, 20_000, seed=0)
-    assert set(drawn) < set(SIZES)
-    assert 112 <= sum(drawn) / len(drawn) <= 152
-    assert min(drawn) < 110 < 150 < max(drawn)
-    changes = sum(a != b for a, b in itertools.pairwise(drawn))
-    assert len(drawn) / 50 < changes < len(drawn) / 3
-    # A few requests begin or end at once: one size up or down, seldom two.
-    places = [SIZES.index(size) for size in drawn]
-    assert max(abs(a - b) for a, b in itertools.pairwise(places)) <= 2
 
 
 class Engine:
@@ -622,15 +599,3 @@ def test_reports_without_a_table(
     monkeypatch.setattr(sys, "argv", ["readme_table.py", *options, str(path)])
     assert readme_table.main() == 2
     assert capsys.readouterr() == ("", f"{path}: this script prints no table of it\n")
-
-
-def test_reports_have_a_line_for_each_row(tmp_path: Path) -> None:
-    row = {"name": "r", "figures": [1.5, None, "ü\n"] * 30}
-    report = {"options": {"seed": 0}, "rows": [row] * 4, "of": {"a": row, "b": []}, "empty": []}
-    path = tmp_path / "report.json"
-    _command.write_report(report, path)
-    assert json.loads(path.read_text()) == report
-    lines = path.read_text().splitlines()
-    assert lines[1:6] == ['"options": {', '"seed": 0', "},", '"rows": [', f"{json.dumps(row)},"]
-    assert len(lines) == 2 + 3 + 6 + 4 + 1
-    assert list(tmp_path.iterdir()) == [path]

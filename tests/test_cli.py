@@ -236,6 +236,7 @@ def test_a_name_that_the_terminal_cannot_show(write_trace: WriteTrace) -> None:
         # scripts/dev.py leaves extension modules in a clone that fit the system's Python too.
         ("sys.modules['tqdm'] = None; sys.exit(main(['info']))", 1, "is not installed for"),
         ("sys.modules['torch'] = None; sys.exit(main(['info']))", 0, ""),
+        ("sys.modules['torch'] = None; sys.exit(main(['demo']))", 0, ""),
         ("sys.modules['torch'] = None; sys.exit(main(['replay', sys.argv[1]]))", 0, ""),
         ("sys.modules['torch'] = None; sys.exit(main(['run', 'p.py']))", 2, "run needs torch, and"),
         ("sys.modules['torch'] = None; sys.exit(main(['record', 'p.py']))", 2, "record needs"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -27,14 +25,6 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None
     assert "64 graphs of ResNet-50: PyTorch 7,144 MiB, pool 320 MiB: 22.3 times less\n" in out
     assert "There is no GPU here" in out
     assert max(map(len, out.splitlines())) <= 90
-
-
-def test_needs_no_torch() -> None:
-    program = "import sys; sys.modules['torch'] = None; from cudagraph_pool.cli.main import main;"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", f"{program} sys.exit(main(['demo']))"], capture_output=True
-    )
-    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

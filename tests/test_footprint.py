@@ -36,16 +36,7 @@ def test_the_ratio_is_that_of_the_dashboard() -> None:
 
 def test_table_and_json() -> None:
     head, _, *rows, failed = table(FOUND).splitlines()
-    assert head.split() == [
-        "way",
-        "allocated",
-        "ratio",
-        "reserved",
-        "graph",
-        "pool",
-        "driver",
-        "held",
-    ]
+    assert head.split() == "way allocated ratio reserved graph pool driver held".split()
     assert [row.split()[-6:] for row in rows] == [
         ["300", "1.00", "320", "-", "60", "380"],
         ["200", "1.50", "240", "-", "70", "310"],

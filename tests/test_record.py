@@ -298,18 +298,7 @@ def test_in_a_process_that_uses_cuda(tmp_path: Path) -> None:
     """With nothing faked but the driver, and no capture."""
     (tmp_path / "program.py").write_text(RECORDED)
     done = subprocess.run(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "cudagraph_pool",
-            "record",
-            "-o",
-            "traces",
-            "program.py",
-            "-o",
-            "x",
-        ],
+        [sys.executable, *"-P -m cudagraph_pool record -o traces program.py -o x".split()],
         env=environment(tmp_path, CUDA_VISIBLE_DEVICES="", CUDAGRAPH_POOL="1"),
         cwd=tmp_path,
         capture_output=True,

@@ -16,12 +16,8 @@ from cudagraph_pool.tools.replay import replay, run
 from cudagraph_pool.tools.trace import GRANULE_BYTES, Order, Trace, read_trace, replay_sequence
 
 RUNS: list[tuple[Order, int]] = [
-    ("recorded", 0),
-    ("asc", 0),
-    ("desc", 0),
-    ("shuffled", 1),
-    ("shuffled", 2),
-    ("shuffled", 3),
+    *(("recorded", 0), ("asc", 0), ("desc", 0)),
+    *(("shuffled", seed) for seed in (1, 2, 3)),
 ]
 POOL = (0, 1)
 
