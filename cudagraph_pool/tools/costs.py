@@ -10,7 +10,7 @@ from typing import Any
 from .._table import mib
 from .memory_map import MemoryMap, drawing
 from .replay import POOL, new_pools, run, stock_bytes
-from .stock import growth, primed_bytes, reserved_bytes
+from .stock import growth, primed_bytes
 from .trace import Graph, Order, Trace, minimum_bytes, most_live_bytes, replay_sequence, whole_pages
 
 
@@ -92,7 +92,7 @@ def of_trace(
     if len({event.stream for graph in graphs for event in graph.events if event.bytes}) == 1:
         stock_growth = stock_growth or growth(graphs)
         stock = stock or stock_growth[-1]
-        expandable, primed = reserved_bytes(graphs, expandable=True), primed_bytes(graphs)
+        expandable, primed = growth(graphs, expandable=True)[-1], primed_bytes(graphs)
     return PoolCost(
         trace.name,
         "trace" if trace.is_marked else "snapshot",

@@ -78,14 +78,6 @@ def needing_kernels(ways: Sequence[str]) -> list[str]:
     return list(first.values())
 
 
-def load(name: str) -> Callable[[], Any]:
-    """The function that ``MODULE:FUNCTION`` names; modules of the current folder are found."""
-    sys.path.insert(0, "")
-    module, _, function = name.partition(":")
-    found: Callable[[], Any] = getattr(importlib.import_module(module), function)
-    return found
-
-
 def measure_apart(
     function: str, way: str, train: bool, environment: Mapping[str, str] | None = None
 ) -> Footprint | str:
@@ -268,7 +260,10 @@ def _work(function: str, way: str, train: str = "") -> None:
     """The process of one way; its last line on stdout is JSON."""
     answer = sys.stdout
     sys.stdout = sys.stderr  # whatever the model prints
-    measured = measure(load(function), WAYS[way], bool(train))
+    sys.path.insert(0, "")  # modules of the current folder are found
+    module, _, name = function.partition(":")
+    make = getattr(importlib.import_module(module), name)
+    measured = measure(make, WAYS[way], bool(train))
     print(json.dumps(asdict(measured)), file=answer)
 
 

@@ -107,12 +107,7 @@ def growth(graphs: Sequence[Graph], primed: int = 0, expandable: bool = False) -
     return held
 
 
-def reserved_bytes(graphs: Sequence[Graph], primed: int = 0, expandable: bool = False) -> int:
-    """What the pool holds after all of them."""
-    return growth(graphs, primed, expandable)[-1]
-
-
 def primed_bytes(graphs: Sequence[Graph]) -> int:
     """What they take in a pool that was primed, by the best of three sizes."""
     minimum = minimum_bytes(list(graphs))
-    return min(reserved_bytes(graphs, primed=int(times * minimum)) for times in PRIMED)
+    return min(growth(graphs, primed=int(times * minimum))[-1] for times in PRIMED)
