@@ -29,9 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class _EnabledRun:
     """Hooks of a run with the option; without it none of them is there."""
 
-    def __init__(self) -> None:
-        # Another run in this process may have counted before.
-        self._before = {"ours": 0, "base": 0}
+    _before = (0, 0)  # another run in this process may have counted before
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -68,10 +66,10 @@ class _EnabledRun:
             )
 
     def _captures(self) -> tuple[int, int]:
-        now = _capture_counts()
-        return now["ours"] - self._before["ours"], now["base"] - self._before["base"]
+        ours, base = _capture_counts()
+        return ours - self._before[0], base - self._before[1]
 
 
-def _capture_counts() -> dict[str, int]:
-    counts: dict[str, int] = _adapter.load_adapter().capture_counts()
-    return counts
+def _capture_counts() -> tuple[int, int]:
+    counts = _adapter.load_adapter().capture_counts()
+    return counts["ours"], counts["base"]
