@@ -14,69 +14,21 @@ it (see ``integration.autoload``), which must cost nothing.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from . import sizes
-    from ._core import __version__ as __version__
-    from ._forecast import Forecast, forecast
-    from ._guard import guard
-    from .capture import graph
-    from .pools import GraphPool, stats, use_pool
-    from .runner import GraphRunner
-    from .switch import (
-        allocator,
-        disable,
-        enable,
-        enabled,
-        is_enabled,
-        library_path,
-        pluggable_allocator,
-    )
-    from .tools.pool_report import PoolReport, report
-
-__all__ = [
-    "Forecast",
-    "GraphPool",
-    "GraphRunner",
-    "PoolReport",
-    "allocator",
-    "disable",
-    "enable",
-    "enabled",
-    "forecast",
-    "graph",
-    "guard",
-    "is_enabled",
-    "library_path",
-    "pluggable_allocator",
-    "report",
-    "sizes",
-    "stats",
-    "use_pool",
-]
-
-# The module that each name comes from.
+# The module that each name comes from; __init__.pyi has them for type checkers.
 _HOMES = {
-    "Forecast": "_forecast",
-    "GraphPool": "pools",
-    "GraphRunner": "runner",
-    "PoolReport": "tools.pool_report",
     "__version__": "_core",
-    "allocator": "switch",
-    "disable": "switch",
-    "enable": "switch",
-    "enabled": "switch",
-    "forecast": "_forecast",
+    **dict.fromkeys(("Forecast", "forecast"), "_forecast"),
+    **dict.fromkeys(("GraphPool", "stats", "use_pool"), "pools"),
+    **dict.fromkeys(("PoolReport", "report"), "tools.pool_report"),
+    **dict.fromkeys(("allocator", "disable", "enable", "enabled", "is_enabled"), "switch"),
+    **dict.fromkeys(("library_path", "pluggable_allocator"), "switch"),
+    "GraphRunner": "runner",
     "graph": "capture",
     "guard": "_guard",
-    "is_enabled": "switch",
-    "library_path": "switch",
-    "pluggable_allocator": "switch",
-    "report": "tools.pool_report",
-    "stats": "pools",
-    "use_pool": "pools",
 }
+__all__ = sorted({*_HOMES, "sizes"} - {"__version__"})
 
 
 def __getattr__(name: str) -> Any:

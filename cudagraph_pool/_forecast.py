@@ -81,8 +81,7 @@ def forecast(
         )
     listed = sizes_of(sizes)
     held = pool_bytes(stats, captures[-1], listed)
-    execs = 0
-    more_execs = 0
+    execs = more_execs = 0
     if graph is not None:
         each = exec_bytes(count_nodes(graph))
         if graph.pool() != pool.id:
@@ -104,13 +103,13 @@ def pool_bytes(stats: Any, largest: Any, sizes: Sequence[Size]) -> int:
         sizes: All, that one included.
     """
     captured = max(sizes, key=cost)
-    first = sizes.index(captured)
+    others = list(sizes)
+    others.remove(captured)
     before = largest["live_before_bytes"]
     needed = largest["peak_bytes"] - before
     kept = max(0, stats["allocated_bytes"] - before)
-    live = float(stats["allocated_bytes"])
-    most = float(largest["peak_bytes"])
-    for size in (*sizes[:first], *sizes[first + 1 :]):
+    live, most = float(stats["allocated_bytes"]), float(largest["peak_bytes"])
+    for size in others:
         part = math.prod(size) / math.prod(captured)
         most = max(most, live + needed * part)
         live += kept * part

@@ -58,25 +58,6 @@ def guard() -> Iterator[None]:
                 _Outputs.active -= 1
 
 
-class Validity:
-    """How long a tensor that a call returned may be used: until the next replay of the pool."""
-
-    def __init__(self, order: _ReplayOrder, number: int, what: str) -> None:
-        self._order = order
-        self._number = number
-        self._what = what
-
-    def check(self, operation: Any) -> None:
-        """Raises RuntimeError if the memory has been overwritten since."""
-        number, what = self._order.wrote
-        if number != self._number:
-            raise RuntimeError(
-                f"{operation} uses what call {self._number} of its pool returned, {self._what}, "
-                f"but call {number}, {what}, has overwritten it. Copy what must last longer, or "
-                "pass clone_outputs=True to the GraphRunner"
-            )
-
-
 def mark_output(tensor: Tensor, order: _ReplayOrder) -> Tensor:
     """The same tensor, as one that is known to a guard."""
     owner = getattr(tensor.untyped_storage(), "_owner", None)
@@ -84,8 +65,10 @@ def mark_output(tensor: Tensor, order: _ReplayOrder) -> Tensor:
         return tensor  # not of the pool
     marked = borrow(tensor, owner)
     storage: Any = marked.untyped_storage()
-    storage._validity = Validity(order, order.number, order.what)
-    return marked
+    storage._returned_by = order, order.number, order.what
+    known = tensor.detach()  # which counts changes together with the tensor
+    known.data = marked
+    return known
 
 
 class _Outputs(TorchDispatchMode):  # type: ignore[misc]
@@ -103,9 +86,14 @@ class _Outputs(TorchDispatchMode):  # type: ignore[misc]
 def _check(tensor: Tensor, operation: Any) -> None:
     """Raises RuntimeError if the operation would read what has been overwritten."""
     for part in filter(torch._C._has_storage, _unwrapped(tensor)):
-        validity = getattr(part.untyped_storage(), "_validity", None)
-        if validity is not None:
-            validity.check(operation)
+        order, own, what = getattr(part.untyped_storage(), "_returned_by", (None, 0, ""))
+        number, by = order.wrote if order is not None else (own, what)
+        if number != own:
+            raise RuntimeError(
+                f"{operation} uses what call {own} of its pool returned, {what}, but call "
+                f"{number}, {by}, has overwritten it. Copy what must last longer, or pass "
+                "clone_outputs=True to the GraphRunner"
+            )
 
 
 def _unwrapped(tensor: Tensor) -> list[Tensor]:

@@ -69,3 +69,8 @@ def mib(size: int) -> str:
     """Bytes as a cell in MiB, with a decimal where there are few."""
     number = size / (1 << 20)
     return f"{number:,.0f}" if number >= 10 or number.is_integer() else f"{number:.1f}"
+
+
+def mib_or_dash(size: int | None) -> str:
+    """The same, of what may not be known."""
+    return "-" if size is None else mib(size)

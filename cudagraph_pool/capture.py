@@ -251,21 +251,16 @@ class _next_graph(graph):  # noqa: N801
         return cast("torch.cuda.Stream", self._stream)
 
     def _new_context(self, capture_error_mode: str) -> Any:
-        return _OnStream(self._graph, self._pool.id, self._current_stream(), capture_error_mode)
+        arguments = {"pool": self._pool.id, "capture_error_mode": capture_error_mode}
+        return _OnStream(self._graph, self._current_stream(), **arguments)
 
 
 class _OnStream:
     """A capture on the current stream, and nothing around it."""
 
-    def __init__(
-        self,
-        cuda_graph: torch.cuda.CUDAGraph,
-        pool_id: tuple[int, int],
-        stream: torch.cuda.Stream,
-        capture_error_mode: str,
-    ) -> None:
+    def __init__(self, cuda_graph: Any, stream: torch.cuda.Stream, **arguments: Any) -> None:
         self._graph = cuda_graph
-        self._arguments = {"pool": pool_id, "capture_error_mode": capture_error_mode}
+        self._arguments = arguments
         self.capture_stream = stream
 
     def __enter__(self) -> None:

@@ -221,7 +221,7 @@ class GraphPool:
             RuntimeError: The history has nothing of the pool.
         """
         self._require_open()
-        from .tools.live_map import draw_pool
+        from .tools.pool_report import draw_pool
 
         draw_pool(pool_stats(self._adapter, self._device.index, self._id), path)
 

@@ -82,12 +82,7 @@ def enable(
             under way, or another allocator was installed after this one.
         TypeError: An option is neither ``True`` nor ``False``.
     """
-    options = {
-        "share_captures": share_captures,
-        "mempools": mempools,
-        "shared_exec": shared_exec,
-        "exportable": exportable,
-    }
+    options = dict(locals())
     _require_booleans(**options)
     adapter = load_adapter()
     import torch
@@ -205,13 +200,9 @@ def enabled(
     The package is disabled again at the end, unless it was enabled before. Then it stays enabled,
     with the options of this call.
     """
+    options = dict(locals())
     before = is_enabled()
-    enable(
-        share_captures=share_captures,
-        mempools=mempools,
-        shared_exec=shared_exec,
-        exportable=exportable,
-    )
+    enable(**options)
     try:
         yield
     finally:

@@ -53,9 +53,9 @@ def test_a_graph_that_is_wrong_is_said(
 
     def answer(allocator: str, seed: int) -> list[dict[str, Any]]:
         outputs = {"1": "", "2": ours if allocator == "ours" else stock}
-        sizes = dict.fromkeys(("reserved", "minimum", "expandable", "primed"), 4 << 20)
+        sizes = dict.fromkeys(("stock", "reserved", "minimum", "expandable", "primed"), 4 << 20)
         times = {"capture": 1.0, "replay": 0.01}
-        return [{"model": "mlp_asc", "outputs": outputs, **sizes, **times}]
+        return [{"model": "mlp_asc", "graphs": 2, "outputs": outputs, **sizes, **times}]
 
     monkeypatch.setattr(demo, "_gpu_name", lambda: "a GPU")
     monkeypatch.setattr(demo, "_ask_worker", answer)
@@ -93,7 +93,7 @@ def test_what_a_worker_measures(monkeypatch: pytest.MonkeyPatch) -> None:
     given = torch.empty(4, 8, dtype=torch.bfloat16)
     work = demo._Work("mlp_asc", demo._gated_mlp(2, 8, 16), given, [1, 2], 2)
     stock = demo._measure(work, is_ours=False, seed=1)
-    assert (stock["reserved"], stock["minimum"], stock["replay"]) == (20 << 20, 4 << 20, 0.002)
+    assert (stock["stock"], stock["minimum"], stock["replay"]) == (20 << 20, 4 << 20, 0.002)
     assert list(stock["outputs"]) == [1, 2]
     assert all(len(digest) == 64 for digest in stock["outputs"].values())
     pool = SimpleNamespace(id=(0, 4), stats=lambda: {"reserved_bytes": 4 << 20})

@@ -43,14 +43,13 @@ def forecast_and_held(trace: Trace) -> tuple[int, int]:
     pools = new_pools()
     addresses: dict[int, int] = {}
 
-    class Watcher:
-        def allocated(self, block_id: int, block: Any) -> None:
-            addresses[block_id] = block.address
+    def watch(event: Event, block: Any) -> None:
+        if block is None:
+            del addresses[event.block]
+        else:
+            addresses[event.block] = block.address
 
-        def freed(self, block_id: int) -> None:
-            del addresses[block_id]
-
-    run(pools, sequence[:1], Watcher())
+    run(pools, sequence[:1], watch)
     for event in sequence[1].events if len(sequence) > 1 else ():
         if event.bytes:
             break

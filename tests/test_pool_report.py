@@ -18,7 +18,7 @@ from small_trace import TRACES, WriteTrace
 import cudagraph_pool as cgp
 from cudagraph_pool import _core, pools, switch
 from cudagraph_pool.cli.main import main
-from cudagraph_pool.tools import live_map
+from cudagraph_pool.tools import pool_report
 from cudagraph_pool.tools.costs import of_trace
 from cudagraph_pool.tools.replay import POOL
 from cudagraph_pool.tools.trace import read_trace
@@ -76,7 +76,7 @@ def fields(values: object) -> dict[str, int]:
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     fake = Adapter()
     monkeypatch.setattr(pools, "loaded_adapter", lambda: fake)
-    monkeypatch.setattr(live_map, "load_adapter", lambda: fake)
+    monkeypatch.setattr(pool_report, "load_adapter", lambda: fake)
     execs = {"execs": 3, "exec_alone": {"the driver is too new": 2}}
     shared: Any = SimpleNamespace(_caches={1: SimpleNamespace(stats=lambda: execs)})
     monkeypatch.setitem(sys.modules, "cudagraph_pool._shared_capture", shared)

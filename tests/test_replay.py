@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_trace import TRACES, WriteTrace
 from validate_placements import validate
 
 from cudagraph_pool import _core
-from cudagraph_pool.tools.replay import ReplayResult, replay, run
+from cudagraph_pool.tools.replay import replay, run
 from cudagraph_pool.tools.trace import GRANULE_BYTES, Order, Trace, read_trace, replay_sequence
 
 RUNS: list[tuple[Order, int]] = [
@@ -24,6 +25,8 @@ RUNS: list[tuple[Order, int]] = [
 ]
 POOL = (0, 1)
 
+Results = dict[tuple[str, Order, int], dict[str, Any]]
+
 
 @pytest.fixture(scope="module")
 def traces() -> list[Trace]:
@@ -31,7 +34,7 @@ def traces() -> list[Trace]:
 
 
 @pytest.fixture(scope="module")
-def results(traces: list[Trace]) -> dict[tuple[str, Order, int], ReplayResult]:
+def results(traces: list[Trace]) -> Results:
     return {
         (trace.name, order, seed): replay(trace, order, seed)
         for trace in traces
@@ -39,9 +42,7 @@ def results(traces: list[Trace]) -> dict[tuple[str, Order, int], ReplayResult]:
     }
 
 
-def test_reserved_memory_is_close_to_the_minimum(
-    results: dict[tuple[str, Order, int], ReplayResult],
-) -> None:
+def test_reserved_memory_is_close_to_the_minimum(results: Results) -> None:
     ratios = {run: result["ratio"] for run, result in results.items()}
     assert len(ratios) == 36
     assert min(ratios.values()) >= 1
@@ -50,9 +51,7 @@ def test_reserved_memory_is_close_to_the_minimum(
     assert sum(ratios.values()) / len(ratios) <= 1.01
 
 
-def test_page_mappings_in_recorded_order(
-    results: dict[tuple[str, Order, int], ReplayResult],
-) -> None:
+def test_page_mappings_in_recorded_order(results: Results) -> None:
     recorded = {run: result for run, result in results.items() if run[1] == "recorded"}
     assert len(recorded) == 6
     assert sum(result["page_mappings"] for result in recorded.values()) <= 7_500

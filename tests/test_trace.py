@@ -302,6 +302,7 @@ def test_wrong_members(
         [-1, True],
         [-1, 7.0],
         [-1, [7]],
+        [-1.0, 7],
     ],
 )
 def test_malformed_events(write_trace: WriteTrace, event: Any) -> None:

@@ -47,8 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def _footprint(options: argparse.Namespace) -> int:
-    problem = _problem(options)
-    if problem is not None:
+    if problem := _problem(options):
         raise CommandError(problem)
     for way in needing_kernels(options.ways):
         print(f"compiling {way}", file=sys.stderr)
@@ -91,6 +90,5 @@ def _problem(options: argparse.Namespace) -> str | None:
             return f"footprint needs {needed}, which is not installed here"
     import torch
 
-    return (
-        None if torch.cuda.is_available() else "footprint needs a GPU; torch finds no CUDA device"
-    )
+    has_gpu = torch.cuda.is_available()
+    return None if has_gpu else "footprint needs a GPU; torch finds no CUDA device"

@@ -14,10 +14,9 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .. import _core
 from .._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
@@ -34,17 +33,15 @@ class _CudaError(Exception):
     """A call of the CUDA driver failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU as the driver describes it."""
+class Gpu(NamedTuple):
+    """As the driver describes it."""
 
     name: str
     total_bytes: int
     vmm: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Driver:
+class Driver(NamedTuple):
     """The CUDA driver: ``problem`` says why there is none to use."""
 
     cuda_version: str | None
@@ -91,10 +88,8 @@ def probe_driver(load: Callable[[str], Any] = ctypes.CDLL) -> Driver:
 
 
 def _gpu(library: Any, index: int) -> Gpu:
-    device = ctypes.c_int()
+    device, vmm, total = ctypes.c_int(), ctypes.c_int(), ctypes.c_size_t()
     name = ctypes.create_string_buffer(128)
-    total = ctypes.c_size_t()
-    vmm = ctypes.c_int()
     _call(library, "cuDeviceGet", ctypes.byref(device), index)
     _call(library, "cuDeviceGetName", name, len(name), device)
     _call(library, "cuDeviceTotalMem_v2", ctypes.byref(total), device)
@@ -144,21 +139,16 @@ def lines() -> list[tuple[str, str]]:
         ("torch found", torch or "none"),
         ("driver", ", ".join(filter(None, [*names, driver.problem]))),
     ]
-    report += [
-        (
-            f"GPU {index}",
-            f"{gpu.name}, {gpu.total_bytes / (1 << 30):.1f} GiB, virtual memory management "
-            + ("supported" if gpu.vmm else "NOT supported: the pool cannot serve it"),
-        )
-        for index, gpu in enumerate(driver.gpus)
-    ]
+    for index, gpu in enumerate(driver.gpus):
+        vmm = "supported" if gpu.vmm else "NOT supported: the pool cannot serve it"
+        size = f"{gpu.total_bytes / (1 << 30):.1f} GiB"
+        report.append((f"GPU {index}", f"{gpu.name}, {size}, virtual memory management {vmm}"))
     if not driver.gpus:
         report.append(("GPUs", "none: replay and demo run on the host driver"))
     request = os.environ.get(VARIABLE, "")
-    is_set = asks(request)
-    problem = _problem(request) if is_set else None
-    report.append((VARIABLE, problem or request or "not set"))
-    report.append(("enabled", _enabled(is_set and problem is None)))
+    wrong = _problem(request) if asks(request) else None
+    report.append((VARIABLE, wrong or request or "not set"))
+    report.append(("enabled", _enabled(asks(request) and wrong is None)))
     return report
 
 

@@ -84,11 +84,8 @@ def _command(options: argparse.Namespace) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     """Becomes the program."""
     _require("run")
-    chosen = {
-        name: value
-        for name, value in vars(options).items()
-        if name in (*options_of_enable(), REPORT)
-    }
+    names = (*options_of_enable(), REPORT)
+    chosen = {name: value for name, value in vars(options).items() if name in names}
     if REPORT in chosen:
         os.environ[PROGRAM] = str(os.getpid())
     os.environ[VARIABLE] = unparse(chosen)
@@ -137,6 +134,5 @@ def problem(command: str) -> str | None:
 
 
 def _require(command: str) -> None:
-    refusal = problem(command)
-    if refusal is not None:
+    if refusal := problem(command):
         raise CommandError(refusal)

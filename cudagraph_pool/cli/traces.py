@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import Any, Final, TypeVar
 
 from tqdm import tqdm
 
-from .._table import format_table, mib
-from ..tools.replay import ReplayResult, replay
-from ..tools.trace import ORDERS, STANDARD_INPUT, Trace, TraceError, read_trace
+from .._table import format_table, mib, mib_or_dash
+from ..tools.replay import replay
+from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
 from .errors import FAILED, CommandError, cannot_write
 
 _Item = TypeVar("_Item")
@@ -100,25 +101,36 @@ def _progress(items: Iterable[_Item]) -> Iterable[_Item]:
     return bar
 
 
+@contextlib.contextmanager
+def _failing(output: str | None, path: str = "") -> Iterator[None]:
+    """Says what failed: the replay of ``path``, or writing ``output``."""
+    try:
+        yield
+    except (TraceError, ImportError) as error:
+        raise CommandError(str(error)) from None
+    except (MemoryError, RuntimeError) as error:
+        what = f"{path}: the replay failed" if path else "the replay failed"
+        raise CommandError(f"{what}: {error}", FAILED) from None
+    except OSError as error:
+        raise cannot_write(output, error) from None
+
+
 def _replay(options: argparse.Namespace) -> int:
-    _check(options, "--placements", options.placements)
-    if options.placements is not None and len(options.traces) > 1:
+    output = options.placements
+    _check(options, "--placements", output)
+    if output is not None and len(options.traces) > 1:
         raise CommandError(
             f"--placements takes one trace, not {len(options.traces)}: "
             "blocks and pages are numbered anew in each"
         )
-    # All are read before anything is replayed or written, so that bad input changes nothing.
-    traces = [_read(path) for path in _progress(options.traces)]
-    results: list[ReplayResult] = []
+    with _failing(None):
+        # All are read before anything is replayed or written, so that bad input changes nothing.
+        traces = [read_trace(path) for path in _progress(options.traces)]
+    results = []
     for trace in traces:
-        try:
-            if options.placements is None:
-                results.append(_replayed(trace, options, None))
-            else:
-                with open(options.placements, "w") as file:
-                    results.append(_replayed(trace, options, file))
-        except OSError as error:
-            raise cannot_write(options.placements, error) from None
+        with _failing(output, trace.path), contextlib.ExitStack() as files:
+            file = None if output is None else files.enter_context(open(output, "w"))
+            results.append(replay(trace, options.order, options.seed or 0, file))
         if options.json:
             print(json.dumps(results[-1]), flush=True)
     if not options.json:
@@ -126,38 +138,22 @@ def _replay(options: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: str) -> Trace:
-    try:
-        return read_trace(path)
-    except TraceError as error:
-        raise CommandError(str(error)) from None
+# What the table has of each trace, and how it is written. Sizes are in MiB. JSON has more.
+_COLUMNS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
+    "trace": ("name", str),
+    "graphs": ("graphs", str),
+    "order": ("order", str),
+    "minimum": ("minimum_bytes", mib),
+    "reserved": ("reserved_bytes", mib),
+    "ratio": ("ratio", "{:.3f}".format),
+    "stock": ("stock_reserved_bytes", mib_or_dash),
+    "seconds": ("seconds", "{:.3f}".format),
+}
 
 
-def _replayed(trace: Trace, options: argparse.Namespace, file: TextIO | None) -> ReplayResult:
-    try:
-        return replay(trace, options.order, options.seed or 0, file)
-    except (MemoryError, RuntimeError) as error:
-        raise CommandError(f"{trace.path}: the replay failed: {error}", FAILED) from None
-
-
-def _print_table(results: Iterable[ReplayResult]) -> None:
-    """Sizes in MiB. JSON has more."""
-    rows = ["trace graphs order minimum reserved ratio stock seconds".split()]
-    for result in results:
-        stock = result["stock_reserved_bytes"]
-        rows.append(
-            [
-                result["name"],
-                str(result["graphs"]),
-                result["order"],
-                mib(result["minimum_bytes"]),
-                mib(result["reserved_bytes"]),
-                f"{result['ratio']:.3f}",
-                "-" if stock is None else mib(stock),
-                f"{result['seconds']:.3f}",
-            ]
-        )
-    print(format_table(rows, left_columns=(0, 2)))
+def _print_table(results: Iterable[Mapping[str, Any]]) -> None:
+    rows = [[shown(result[name]) for name, shown in _COLUMNS.values()] for result in results]
+    print(format_table([list(_COLUMNS), *rows], left_columns=(0, 2)))
     print("minimum, reserved and stock (PyTorch's own allocator, as recorded) in MiB")
 
 
@@ -168,22 +164,14 @@ def _report(options: argparse.Namespace) -> int:
     from ..tools.snapshot import read_traces
 
     maps = options.html is not None
-    try:
+    with _failing(options.html):
         traces = [trace for path in _progress(options.traces) for trace in read_traces(path)]
-        costs = [of_trace(t, options.order, options.seed or 0, maps) for t in _progress(traces)]
-    except TraceError as error:
-        raise CommandError(str(error)) from None
-    except (MemoryError, RuntimeError) as error:
-        raise CommandError(f"the replay failed: {error}", FAILED) from None
-    report = PoolReport(costs)
-    if options.html is not None:
-        try:
+        report = PoolReport(
+            [of_trace(t, options.order, options.seed or 0, maps) for t in _progress(traces)]
+        )
+        if maps:
             report.save_html(options.html)
-        except ImportError as error:
-            raise CommandError(str(error)) from None
-        except OSError as error:
-            raise cannot_write(options.html, error) from None
-        print(f"wrote {options.html}", file=sys.stderr)
+            print(f"wrote {options.html}", file=sys.stderr)
     print(json.dumps(report.as_json()) if options.json else report)
     return 0
 
@@ -200,16 +188,8 @@ def _plot(options: argparse.Namespace) -> int:
     _check(options, "-o", output)
     if Path(output).suffix.lower() not in FORMATS:
         raise CommandError(f"-o {output!r} must end in one of {', '.join(FORMATS)}")
-    try:
+    with _failing(output, path):
         require_matplotlib()
-    except ImportError as error:
-        raise CommandError(str(error)) from None
-    trace = _read(path)
-    try:
-        draw(of_trace(trace, options.order, options.seed or 0, maps=True), output)
-    except (MemoryError, RuntimeError) as error:
-        raise CommandError(f"{path}: the replay failed: {error}", FAILED) from None
-    except OSError as error:
-        raise cannot_write(output, error) from None
+        draw(of_trace(read_trace(path), options.order, options.seed or 0, maps=True), output)
     print(f"wrote {output}", file=sys.stderr)
     return 0

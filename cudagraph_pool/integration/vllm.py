@@ -33,11 +33,8 @@ def serve_all_reduce(logger: str) -> None:
 
         _serve(CustomAllreduce, log)
     except Exception as error:
-        log.warning(
-            "%s is not as expected (%s): for tensor parallelism set disable_custom_all_reduce=True",
-            _MODULE,
-            error,
-        )
+        instead = "for tensor parallelism set disable_custom_all_reduce=True"
+        log.warning("%s is not as expected (%s): %s", _MODULE, error, instead)
 
 
 def _serve(custom: Any, log: logging.Logger) -> None:

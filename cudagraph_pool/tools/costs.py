@@ -8,18 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._table import mib
-from .memory_map import MapOfReplay, MemoryMap
+from .memory_map import MemoryMap, drawing
 from .replay import POOL, new_pools, run, stock_bytes
 from .stock import growth, primed_bytes, reserved_bytes
-from .trace import (
-    Graph,
-    Order,
-    Trace,
-    minimum_bytes,
-    most_live_bytes,
-    replay_sequence,
-    whole_pages,
-)
+from .trace import Graph, Order, Trace, minimum_bytes, most_live_bytes, replay_sequence, whole_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +104,8 @@ def of_trace(
     """
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
-    watcher = MapOfReplay(pools) if maps else None
-    run(pools, graphs, watcher)
+    drawn = MemoryMap() if maps else None
+    run(pools, graphs, None if drawn is None else drawing(pools, drawn))
     taken = pools.captures(POOL)
     costs = list(map(GraphCost.of, map(_name, itertools.count(1), graphs), taken))
     stock, expandable, primed = stock_bytes(trace, graphs), None, None
@@ -134,7 +126,7 @@ def of_trace(
         stock_growth=stock_growth if trace.is_marked else None,
         expandable=expandable,
         primed=primed,
-        map=watcher.map if watcher else None,
+        map=drawn,
         order=order,
         source=trace.source,
     )

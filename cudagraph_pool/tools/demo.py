@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from .._table import format_table, mib
+from .._table import format_table, mib, mib_or_dash
 from ..integration.worker_process import ask
 from ..pools import GraphPool
 from ..switch import enable
-from .costs import PoolCost, of_trace
+from .costs import of_trace
 from .snapshot import traces_of
-from .trace import read_trace
+from .trace import Trace, read_trace
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 
 _TRACES: Final = Path(__file__).parents[1] / "traces"
 _MODELS: Final = {"mlp_asc": "a gated MLP", "resnet50_asc": "ResNet-50"}
+# The columns of sizes, by their names in a :class:`PoolCost`.
+_SIZES: Final = {
+    "PyTorch": "stock",
+    "expandable": "expandable",
+    "primed": "primed",
+    "cudagraph_pool": "reserved",
+    "minimum": "minimum",
+}
 _PASSES: Final = 10
 _WORKER_SECONDS: Final = 300
 
@@ -42,8 +50,8 @@ def run(seed: int) -> int:
     gpu = _gpu_name()
     if gpu is not None:
         return _on_gpu(gpu, seed)
-    costs = [of_trace(read_trace(_TRACES / f"{name}.json.gz")) for name in _MODELS]
-    _print_costs(dict(zip(_MODELS.values(), costs, strict=True)), [len(c.graphs) for c in costs])
+    traces = [read_trace(_TRACES / f"{name}.json.gz") for name in _MODELS]
+    _print_costs([{"model": trace.name, **_sizes_of(trace)} for trace in traces])
     print(
         "\nThere is no GPU here: captures that were recorded on an H200 were replayed through the\n"
         "pool's own code. What PyTorch's allocator takes is worked out by its rules."
@@ -60,20 +68,25 @@ def _gpu_name() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def _print_costs(models: Mapping[str, PoolCost], counts: Sequence[int]) -> None:
-    head = ["model", "graphs", "PyTorch", "expandable", "primed", "cudagraph_pool", "minimum"]
-    rows = []
-    for (model, cost), count in zip(models.items(), counts, strict=True):
-        sizes = (cost.stock, cost.expandable, cost.primed, cost.reserved, cost.minimum)
-        cells = ["-" if size is None else mib(size) for size in sizes]
-        rows.append([model, str(count), *cells])
+def _sizes_of(trace: Trace) -> dict[str, int | None]:
+    cost = of_trace(trace)
+    sizes = {size: getattr(cost, size) for size in _SIZES.values()}
+    return sizes | {"graphs": len(cost.graphs)}
+
+
+def _print_costs(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Each row has a model, its graphs, and the sizes in bytes."""
+    table = [["model", "graphs", *_SIZES]]
+    for row in rows:
+        sizes = [mib_or_dash(row[size]) for size in _SIZES.values()]
+        table.append([_MODELS[row["model"]], str(row["graphs"]), *sizes])
     print("MiB for graphs of one model in one pool, one for each batch size, smallest first\n")
-    print(format_table([head, *rows]), end="\n\n")
-    for (model, cost), count in zip(models.items(), counts, strict=True):
-        stock = cost.stock or 0
+    print(format_table(table), end="\n\n")
+    for row in rows:
+        stock, ours = row["stock"] or 0, row["reserved"]
         print(
-            f"{count} graphs of {model}: PyTorch {mib(stock)} MiB, pool {mib(cost.reserved)} MiB: "
-            f"{stock / cost.reserved:.1f} times less"
+            f"{row['graphs']} graphs of {_MODELS[row['model']]}: PyTorch {mib(stock)} MiB, "
+            f"pool {mib(ours)} MiB: {stock / ours:.1f} times less"
         )
     print(
         "minimum: so much is in use at once, and no allocator can do with less. expandable and\n"
@@ -157,23 +170,17 @@ def _on_gpu(gpu: str, seed: int) -> int:
             print(f"cudagraph-pool demo: {allocator}: {answer}", file=sys.stderr)
             return 1
         found[allocator] = answer
-    costs, said, is_right = {}, [], True
+    rows, said, is_right = [], [], True
     for stock, ours in zip(found["stock"], found["ours"], strict=True):
-        model = _MODELS[stock["model"]]
-        costs[model] = PoolCost(
-            *(model, "GraphPool", [], stock["minimum"], ours["reserved"], None),
-            stock=stock["reserved"],
-            expandable=stock["expandable"],
-            primed=stock["primed"],
-        )
+        rows.append({**stock, "reserved": ours["reserved"]})
         wrong, outputs = _judge(ours["outputs"], stock["outputs"])
         is_right = is_right and not wrong
         said.append(
-            f"{model}: captured in {ours['capture']:.2f} s (PyTorch {stock['capture']:.2f}), "
-            f"replayed in {ours['replay'] * 1e3:.1f} ms ({stock['replay'] * 1e3:.1f}); {outputs}"
+            f"{_MODELS[stock['model']]}: captured in {ours['capture']:.2f} s (PyTorch "
+            f"{stock['capture']:.2f}), replayed in {ours['replay'] * 1e3:.1f} ms "
+            f"({stock['replay'] * 1e3:.1f}); {outputs}"
         )
-    counts = [len(row["outputs"]) for row in found["ours"]]
-    _print_costs(costs, counts)
+    _print_costs(rows)
     print("", f"{gpu}; every graph was replayed on fresh inputs.", *said, sep="\n")
     _print_next()
     return 0 if is_right else 1
@@ -197,9 +204,8 @@ def _ask_worker(allocator: str, seed: int) -> list[dict[str, Any]] | str:
     """What one allocator did with each model, or what went wrong."""
     ignored = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     environment = {name: value for name, value in os.environ.items() if name not in ignored}
-    module = ["cudagraph_pool.tools.demo", allocator, str(seed)]
-    answer: list[dict[str, Any]] | str = ask(module, environment, _WORKER_SECONDS)
-    return answer
+    worker = ["cudagraph_pool.tools.demo", allocator, str(seed)]
+    return cast("list[dict[str, Any]] | str", ask(worker, environment, _WORKER_SECONDS))
 
 
 def _work(allocator: str, seed: str) -> None:
@@ -248,9 +254,7 @@ def _measure(work: _Work, is_ours: bool, seed: int) -> dict[str, Any]:
         (trace,) = traces_of(memory._snapshot())
         memory._record_memory_history(None)
         del kept
-    cost = of_trace(trace)
-    sizes = {"expandable": cost.expandable, "primed": cost.primed, "minimum": cost.minimum}
-    return result | sizes | {"reserved": trace.stock_reserved_bytes}
+    return result | _sizes_of(trace) | {"graphs": len(work.sizes)}
 
 
 def _replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph]) -> float:

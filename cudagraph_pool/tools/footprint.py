@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from .._table import format_table, mib
+from .._table import format_table, mib, mib_or_dash
 from ..integration.worker_process import ask
 from .plot import STYLE
 
@@ -24,29 +24,24 @@ _MIB: Final = 1 << 20
 _ROUNDS: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to run a model.
+class Way(NamedTuple):
+    """One way to run a model."""
 
-    Attributes:
-        compile: Arguments of torch.compile; None: it is not compiled.
-        has_graphs: Whether CUDA graphs run it.
-        ours: Whether these are in our pool.
-    """
-
-    compile: Mapping[str, Any] | None = None
+    compile: Mapping[str, Any] | None = None  # arguments of torch.compile, if it is compiled
     has_graphs: bool = False
-    ours: bool = False
+    ours: bool = False  # whether its graphs are in our pool
 
 
+_COMPILED: Final = {"dynamic": False}
 _GRAPHS: Final = {"mode": "reduce-overhead", "dynamic": False}
+_DYNAMIC: Final = {"mode": "reduce-overhead", "dynamic": True}
 WAYS: Final[Mapping[str, Way]] = {
     "eager": Way(),
-    "compiled": Way(compile={"dynamic": False}),
+    "compiled": Way(_COMPILED),
     "graphs, stock": Way(_GRAPHS, has_graphs=True),
     "graphs, ours": Way(_GRAPHS, has_graphs=True, ours=True),
-    "dynamic graphs, stock": Way({**_GRAPHS, "dynamic": True}, has_graphs=True),
-    "dynamic graphs, ours": Way({**_GRAPHS, "dynamic": True}, has_graphs=True, ours=True),
+    "dynamic graphs, stock": Way(_DYNAMIC, has_graphs=True),
+    "dynamic graphs, ours": Way(_DYNAMIC, has_graphs=True, ours=True),
 }
 
 
@@ -98,10 +93,7 @@ def load(name: str) -> Callable[[], Any]:
 
 
 def measure_apart(
-    function: str,
-    way: str,
-    train: bool,
-    environment: Mapping[str, str] | None = None,
+    function: str, way: str, train: bool, environment: Mapping[str, str] | None = None
 ) -> Footprint | str:
     """What a way took in a process of its own, or what went wrong."""
     module = ["cudagraph_pool.tools.footprint", function, way, *["train"] * train]
@@ -215,23 +207,14 @@ def ratio(found: Found, way: str) -> float | None:
 def table(found: Found) -> str:
     """Sizes in MiB."""
     rows = [["way", "allocated", "ratio", "reserved", "graph pool", "driver", "held"]]
-    failed = []
-    for way, footprint in found.items():
-        if isinstance(footprint, str):
-            failed.append(f"{way}: {footprint}")
-            continue
-        compression = ratio(found, way)
-        rows.append(
-            [
-                way,
-                mib(footprint.allocated),
-                "-" if compression is None else f"{compression:.2f}",
-                mib(footprint.reserved),
-                mib(footprint.graph_pool) if WAYS[way].has_graphs else "-",
-                mib(footprint.driver),
-                mib(footprint.held),
-            ]
-        )
+    for way, own in found.items():
+        if isinstance(own, Footprint):
+            compression = ratio(found, way)
+            pool = own.graph_pool if WAYS[way].has_graphs else None
+            sizes = map(mib_or_dash, (own.reserved, pool, own.driver, own.held))
+            cells = ["-" if compression is None else f"{compression:.2f}", *sizes]
+            rows.append([way, mib(own.allocated), *cells])
+    failed = [f"{way}: {error}" for way, error in found.items() if isinstance(error, str)]
     return "\n".join([format_table(rows), *failed])
 
 
@@ -267,28 +250,20 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
         figure.savefig(path, dpi=120)
 
 
-# What each part of a bar stands for, in the order in which they follow.
-_COLOURS: Final = {
-    "tensors": "#3b6ea5",
-    "reserved beyond them": "#a9c4e0",
-    "driver": "#d9d9d9",
-}
-
-
 def _draw_model(panel: Any, name: str, found: Found) -> None:
     measured = {way: own for way, own in found.items() if isinstance(own, Footprint)}
-    begins = [0.0] * len(measured)
-    parts = [(own.allocated, own.reserved - own.allocated, own.driver) for own in measured.values()]
-    for sizes, (label, colour) in zip(zip(*parts, strict=True), _COLOURS.items(), strict=True):
+    ends = [0.0] * len(measured)
+    for label, colour, sizes in (
+        ("tensors", "#3b6ea5", [own.allocated for own in measured.values()]),
+        ("reserved beyond them", "#a9c4e0", [o.reserved - o.allocated for o in measured.values()]),
+        ("driver", "#d9d9d9", [own.driver for own in measured.values()]),
+    ):
         widths = [size / _MIB for size in sizes]
-        bars = panel.barh(list(measured), widths, left=begins, color=colour, label=label)
-        begins = [begin + width for begin, width in zip(begins, widths, strict=True)]
+        bars = panel.barh(list(measured), widths, left=ends, color=colour, label=label)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
     ratios = [ratio(found, way) for way in measured]
-    panel.bar_label(
-        bars,
-        [f"{begin:,.0f} ({r:.2f})" if r else "" for begin, r in zip(begins, ratios, strict=True)],
-        padding=3,
-    )
+    labels = [f"{end:,.0f} ({r:.2f})" if r else "" for end, r in zip(ends, ratios, strict=True)]
+    panel.bar_label(bars, labels, padding=3)
     panel.invert_yaxis()
     panel.margins(x=0.35)
     panel.set_title(name, loc="left", fontsize=11)

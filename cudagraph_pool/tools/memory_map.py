@@ -6,18 +6,18 @@ Time is counted in operations: allocations and frees of the pool, in their order
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from .. import _core
-from .trace import GRANULE_BYTES, PAGE_BYTES
+from .trace import GRANULE_BYTES, PAGE_BYTES, Event, round_up
 
 Stretch = tuple[int, int]  # physical bytes [begin, end) of a pool, by the numbers of its pages
 
 
 class Operation(NamedTuple):
-    """An allocation, or with ``size == 0`` the free of what lies at ``address``."""
+    """An allocation; with ``size == 0`` the free of what lies at ``address``."""
 
     address: int
     size: int
@@ -61,23 +61,20 @@ class MemoryMap:
         self.operations += 1
 
 
-class MapOfReplay:
-    """Draws up the map of a replay: a :class:`cudagraph_pool._replay.Watcher`."""
+def drawing(pools: _core.PoolSet, drawn: MemoryMap) -> Callable[[Event, _core.Block | None], None]:
+    """Draws the map of a replay: a :class:`cudagraph_pool.tools.replay.Watcher`."""
+    live: dict[int, Placed] = {}
 
-    def __init__(self, pools: _core.PoolSet) -> None:
-        self.map = MemoryMap()
-        self._pools = pools
-        self._live: dict[int, Placed] = {}
-
-    def allocated(self, block_id: int, block: _core.Block) -> None:
-        pieces = (
-            (page * PAGE_BYTES + offset, length)
-            for page, offset, length in self._pools.pieces(block.address)
+    def draw(event: Event, block: _core.Block | None) -> None:
+        if block is None:
+            drawn.free(live.pop(event.block))
+            return
+        pieces = pools.pieces(block.address)
+        live[event.block] = drawn.allocate(
+            joined((page * PAGE_BYTES + offset, length) for page, offset, length in pieces)
         )
-        self._live[block_id] = self.map.allocate(joined(pieces))
 
-    def freed(self, block_id: int) -> None:
-        self.map.free(self._live.pop(block_id))
+    return draw
 
 
 def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any]) -> MemoryMap:
@@ -98,16 +95,12 @@ def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any])
                 result.free(live.pop(operation.address))
             continue
         place = bisect.bisect_right(begins, operation.address) - 1
-        if place < 0:
-            continue
-        size = -(-operation.size // GRANULE_BYTES) * GRANULE_BYTES
-        begin = operation.address - begins[place]
-        pages = ranges[place][1]
-        if begin + size > len(pages) * page_bytes:
-            continue
-        live[operation.address] = result.allocate(
-            joined(_pieces(pages, page_bytes, begin, begin + size))
-        )
+        address, pages = ranges[place] if place >= 0 else (0, [])
+        begin = operation.address - address
+        end = begin + round_up(operation.size, GRANULE_BYTES)
+        if end <= len(pages) * page_bytes:
+            stretches = joined(_pieces(pages, page_bytes, begin, end))
+            live[operation.address] = result.allocate(stretches)
     result.first_allocation = snapshot["stats"]["allocations"] - len(result.placed)
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import warnings
 from typing import IO, Any, Final
@@ -83,17 +84,12 @@ def _shown(cost: PoolCost) -> str:
 
 
 def _draw_bars(panel: Any, cost: PoolCost) -> None:
-    shown = {
-        label: (size, colour)
-        for label, (name, colour) in _BARS.items()
-        if (size := getattr(cost, name)) is not None
-    }
-    sizes = [size for size, _ in shown.values()]
-    bars = panel.barh(
-        list(shown), [size / _MIB for size in sizes], color=[colour for _, colour in shown.values()]
-    )
-    labels = [f"{mib(size)} MiB ({size / cost.minimum:.2f} ×)" for size in sizes]
-    panel.bar_label(bars, labels, padding=3)
+    for label, (name, colour) in _BARS.items():
+        size = getattr(cost, name)
+        if size is not None:
+            bar = panel.barh([label], [size / _MIB], color=colour)
+            text = f"{mib(size)} MiB ({size / cost.minimum:.2f} ×)"
+            panel.bar_label(bar, [text], padding=3)
     panel.margins(x=0.6)
     panel.invert_yaxis()
     panel.spines["bottom"].set_visible(False)
@@ -104,28 +100,20 @@ def _draw_bars(panel: Any, cost: PoolCost) -> None:
 def _draw_growth(panel: Any, cost: PoolCost) -> None:
     """What each allocator held after each graph: what makes one grow costs memory."""
     scale, unit = _scale(max(cost.reserved, cost.stock or 0))
-    ours = _growth(cost)
-    places = range(1, len(ours) + 1)
-    if cost.stock_growth:
-        held = [size / scale for size in cost.stock_growth]
-        panel.step(places, held, where="post", color=_STOCK, label="PyTorch's own", lw=2)
-    held = [size / scale for size in ours]
-    panel.step(places, held, where="post", color=_OURS, label="cudagraph_pool", lw=2)
+    before = cost.reserved - sum(graph.added for graph in cost.graphs)
+    ours = list(itertools.accumulate((graph.added for graph in cost.graphs), initial=before))[1:]
+    for sizes, colour, label in (
+        (cost.stock_growth or [], _STOCK, "PyTorch's own"),
+        (ours, _OURS, "cudagraph_pool"),
+    ):
+        held = [size / scale for size in sizes]
+        if held:
+            panel.step(range(1, len(held) + 1), held, where="post", color=colour, label=label, lw=2)
     panel.set_ylim(bottom=0)
     panel.set_xlabel("graphs captured")
     panel.set_title(f"held after each graph, {unit}", loc="left", fontsize=11)
     panel.legend(frameon=False, fontsize=10)
     _whole_numbers(panel, x=True, y=unit == "MiB")
-
-
-def _growth(cost: PoolCost) -> list[int]:
-    """What the pool held after each graph."""
-    held = cost.reserved - sum(graph.added for graph in cost.graphs)
-    result = []
-    for graph in cost.graphs:
-        held += graph.added
-        result.append(held)
-    return result
 
 
 def _scale(largest: int) -> tuple[int, str]:
@@ -153,7 +141,7 @@ def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
     scale, unit = _scale(max(cost.reserved, cost.minimum))
     graphs = _graphs_of(cost)
     colours = _colours(len(cost.graphs))
-    whole: list[tuple[Any, Any]] = []
+    whole: list[tuple[Any, Any]] = []  # of shapes, with their colours
     stitched: list[tuple[Any, Any]] = []
     for placed, graph in zip(drawn.placed, graphs, strict=True):
         face = _OUTSIDE if graph is None else colours(graph)[:3]
@@ -180,23 +168,18 @@ def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
     _colour_bar(figure, panel, cost)
     middle, outside = colours(len(cost.graphs) // 2), graphs.count(None)
     pieces = sum(len(placed.stretches) > 1 for placed in drawn.placed)
-    legend = {
-        f"{_count(len(drawn.placed), 'block')}, in the colour of their graph": {"color": middle},
-        f"{_count(pieces, 'block')} stitched of pieces in several places": {
-            "facecolor": middle,
-            "hatch": "/////",
-            "edgecolor": "white",
-        },
-        f"{_count(outside, 'block')} of no graph: eager work": {"color": _OUTSIDE},
-    }
+    hatched = {"facecolor": middle, "hatch": "/////", "edgecolor": "white"}
+    legend: tuple[tuple[int, str, dict[str, Any]], ...] = (
+        (len(drawn.placed), ", in the colour of their graph", {"color": middle}),
+        (pieces, " stitched of pieces in several places", hatched),
+        (outside, " of no graph: eager work", {"color": _OUTSIDE}),
+    )
     handles = [
-        Patch(label=label, **look) for label, look in legend.items() if not label.startswith("0 ")
+        Patch(label=f"{count:,} block{'s' * (count != 1)}{what}", **look)
+        for count, what, look in legend
+        if count
     ]
     figure.legend(handles=[*handles, low], loc="outside lower left", ncols=2, frameon=False)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _colour_bar(figure: Any, panel: Any, cost: PoolCost) -> None:
@@ -230,9 +213,5 @@ def _colours(count: int) -> Any:
 def _graphs_of(cost: PoolCost) -> list[int | None]:
     """Which graph allocated each block of the map."""
     assert cost.map is not None
-    graphs: list[int | None] = [None] * len(cost.map.placed)
-    for place, graph in enumerate(cost.graphs):
-        for number in graph.numbers:
-            if 0 <= number - cost.map.first_allocation < len(graphs):
-                graphs[number - cost.map.first_allocation] = place
-    return graphs
+    of = {number: place for place, graph in enumerate(cost.graphs) for number in graph.numbers}
+    return [of.get(cost.map.first_allocation + n) for n in range(len(cost.map.placed))]

@@ -1,4 +1,4 @@
-"""What pools cost, as a table, as JSON and as a page."""
+"""What pools cost: as a table, as JSON, as a page, and drawn from torch's memory history."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from .. import __version__
-from .._table import format_table, mib
+from .._adapter import load_adapter
+from .._table import format_table, mib, mib_or_dash
 from ..pools import stats
-from . import live_map
-from .costs import GraphCost, PoolCost, of_pool
+from .costs import PoolCost, of_pool
+from .memory_map import MemoryMap, Operation, map_of_history, operation_of
 
 _LEGEND: Final = (
     "In MiB. minimum: the most that was allocated at once; no allocator can do with less. saved: "
@@ -80,12 +81,50 @@ def report() -> PoolReport:
     :func:`torch.cuda.memory._record_memory_history` was called before the captures.
     """
     found = stats()
-    history = live_map.histories() if found["pools"] else []
+    history = histories() if found["pools"] else []
     pools = [
-        of_pool(pool, live_map.map_of_pool(history, pool["device"], pool["id"]))
-        for pool in found["pools"]
+        of_pool(pool, map_of_pool(history, pool["device"], pool["id"])) for pool in found["pools"]
     ]
     return PoolReport(pools, {name: found[name] for name in ("captures", "execs")})
+
+
+def histories() -> list[list[Operation]]:
+    """Of each device what was done since the history was switched on; none if it is off."""
+    import torch
+
+    if not torch._C._cuda_isHistoryEnabled():
+        return []
+    traces = torch.cuda.memory._snapshot()["device_traces"]
+    return [list(filter(None, map(operation_of, trace))) for trace in traces]
+
+
+def map_of_pool(
+    history: list[list[Operation]], device: int, id: tuple[int, int]
+) -> MemoryMap | None:
+    """None if the history has nothing of the pool, or not what tells which graph made what."""
+    if device >= len(history):
+        return None
+    drawn = map_of_history(history[device], load_adapter().snapshot(device, id))
+    # Graph trees go back to what lived before; that is more in the history than was allocated.
+    return drawn if drawn.placed and drawn.first_allocation >= 0 else None
+
+
+def draw_pool(pool: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """See :meth:`GraphPool.plot`.
+
+    Arguments:
+        pool: What :func:`cudagraph_pool.stats` says of it.
+    """
+    from .plot import draw, require_matplotlib
+
+    require_matplotlib()
+    drawn = map_of_pool(histories(), pool["device"], pool["id"])
+    if drawn is None:
+        raise RuntimeError(
+            f"the memory history has nothing of pool {pool['id']}: call "
+            "torch.cuda.memory._record_memory_history(context=None) before the captures"
+        )
+    draw(of_pool(pool, drawn), path)
 
 
 def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
@@ -98,11 +137,11 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
         "minimum": [mib(pool.minimum) for pool in pools],
         "reserved": [mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
-        "stock": [_mib_or_dash(pool.stock) for pool in pools],
-        "saved": [_mib_or_dash(pool.saved) for pool in pools],
-        "apart": [_mib_or_dash(pool.apart) for pool in pools],
-        "expandable": [_mib_or_dash(pool.expandable) for pool in pools],
-        "primed": [_mib_or_dash(pool.primed) for pool in pools],
+        "stock": [mib_or_dash(pool.stock) for pool in pools],
+        "saved": [mib_or_dash(pool.saved) for pool in pools],
+        "apart": [mib_or_dash(pool.apart) for pool in pools],
+        "expandable": [mib_or_dash(pool.expandable) for pool in pools],
+        "primed": [mib_or_dash(pool.primed) for pool in pools],
         "execs": ["-" if pool.execs is None else str(pool.execs) for pool in pools],
     }
     known = {head: cells for head, cells in columns.items() if set(cells) != {"-"}}
@@ -111,10 +150,6 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
 
 def _word_columns(rows: list[list[str]]) -> list[int]:
     return [place for place, head in enumerate(rows[0]) if head in _WORDS]
-
-
-def _mib_or_dash(size: int | None) -> str:
-    return "-" if size is None else mib(size)
 
 
 def _of_largest(pool: PoolCost) -> str:
@@ -195,9 +230,7 @@ def _page(report: PoolReport) -> str:
         rows=rows,
         words=_word_columns(rows) if rows else [],
         legend=_LEGEND,
-        pools=list(
-            map(_shown, tqdm(report.pools, unit="pool", delay=1, leave=False, disable=None))
-        ),
+        pools=[*map(_shown, tqdm(report.pools, unit="pool", delay=1, leave=False, disable=None))],
         version=__version__,
         date=datetime.date.today().isoformat(),
     )
@@ -214,12 +247,11 @@ def _shown(pool: PoolCost) -> dict[str, Any]:
         "source": f"Recorded with torch {pool.source}." if pool.source else "",
         "picture": picture,
         "no_picture": missing,
-        "graphs": [("graph", "needs", "added"), *map(_cells, pool.graphs)],
+        "graphs": [
+            ("graph", "needs", "added"),
+            *((graph.name, mib(graph.needed), mib(graph.added)) for graph in pool.graphs),
+        ],
     }
-
-
-def _cells(graph: GraphCost) -> tuple[str, str, str]:
-    return graph.name, mib(graph.needed), mib(graph.added)
 
 
 def _picture(pool: PoolCost) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import itertools
 import json
 import os
 import sys
@@ -18,17 +19,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from .memory_map import Operation, operation_of
+from .memory_map import operation_of
 from .trace import Event, most_live_bytes
 
 _BEGIN: Final = "cudagraph_pool: a capture begins, number"
 _END: Final = "cudagraph_pool: a capture has ended, number"
 
 
-@dataclass(frozen=True, slots=True)
-class Capture:
+class Capture(NamedTuple):
     """One that was recorded.
 
     Attributes:
@@ -43,6 +43,9 @@ class Capture:
     segments: Sequence[tuple[int, int]]
     reserved_bytes: int
 
+    def holds(self, address: int) -> bool:
+        return any(begin <= address < end for begin, end in self.segments)
+
 
 @dataclass(slots=True)
 class _Pool:
@@ -51,6 +54,14 @@ class _Pool:
     graphs: list[list[Event]] = field(default_factory=list)
     held: dict[int, int] = field(default_factory=dict)  # by graph, what stock had after it
     late: list[Event] = field(default_factory=list)  # frees since its last capture has ended
+
+    def document(self) -> dict[str, Any]:
+        graphs = []
+        for place, events in enumerate(self.graphs):
+            written = [[1, *e] if e.bytes else [-1, e.block] for e in events]
+            stock = {"stock": self.held[place]} if self.held.get(place) else {}
+            graphs.append({"key": most_live_bytes(events), **stock, "events": written})
+        return {"stock": {"reserved": max(self.held.values(), default=0)}, "graphs": graphs}
 
 
 class Recorder:
@@ -126,11 +137,7 @@ class Recorder:
                 said = f"{len(trace['graphs'])} graphs of one pool: {path}"
             except OSError as error:
                 said = f"{path}: cannot be written: {error.strerror or error}"
-            _say(said)
-
-
-def _say(text: str) -> None:
-    print(f"cudagraph-pool record: {text}", file=sys.stderr, flush=True)
+            print(f"cudagraph-pool record: {said}", file=sys.stderr, flush=True)
 
 
 def start(folder: str) -> None:
@@ -154,12 +161,11 @@ def traces_of(
         captures: In any order.
     """
     pools: dict[tuple[int, tuple[int, int]], _Pool] = {}
-    by_device: dict[int, dict[int, Capture]] = {}
-    for capture in captures:
-        by_device.setdefault(capture.device, {})[capture.number] = capture
-    for device, known in by_device.items():
-        _read_device(history[device], known, pools)
-    return [_document(pool) for pool in pools.values() if any(pool.graphs)]
+    known = list(captures)
+    for device in dict.fromkeys(capture.device for capture in known):
+        on_device = {capture.number: capture for capture in known if capture.device == device}
+        _read_device(history[device], on_device, pools)
+    return [pool.document() for pool in pools.values() if any(pool.graphs)]
 
 
 def _read_device(
@@ -167,59 +173,33 @@ def _read_device(
     known: Mapping[int, Capture],
     pools: dict[tuple[int, tuple[int, int]], _Pool],
 ) -> None:
-    open_captures: dict[int, Capture] = {}
+    open_pools: dict[int, _Pool] = {}  # by the number of a capture
     places: dict[int, int] = {}  # of captures among their pool's graphs
     live: dict[int, tuple[_Pool, int]] = {}  # by address: whose it is, and its number
     streams: dict[int, int] = {}
-    blocks = 0
+    blocks = itertools.count()
     for entry in entries:
         if entry["action"] == "snapshot":
-            text, _, number = str(entry["user_metadata"]).rpartition(" ")
-            if text == _BEGIN and int(number) in known:
-                capture = open_captures[int(number)] = known[int(number)]
+            text, _, digits = str(entry["user_metadata"]).rpartition(" ")
+            number = int(digits) if text in (_BEGIN, _END) else 0
+            if text == _BEGIN and number in known:
+                capture = known[number]
                 pool = pools.setdefault((capture.device, capture.pool), _Pool())
-                places[capture.number] = len(pool.graphs)
+                open_pools[number], places[number] = pool, len(pool.graphs)
                 pool.graphs.append(pool.late)
                 pool.late = []
-            elif text == _END:
-                closed = open_captures.pop(int(number), None)
-                if closed is not None:
-                    pool = pools[closed.device, closed.pool]
-                    pool.held[places[closed.number]] = closed.reserved_bytes
+            elif text == _END and number in open_pools:
+                open_pools.pop(number).held[places[number]] = known[number].reserved_bytes
             continue
-        operation = operation_of(entry)
-        if operation is None:
-            continue
-        if operation.size:
-            owner = _owner(operation, open_captures.values())
+        address, size = operation_of(entry) or (0, 0)
+        if size:
+            owners = (pool for n, pool in open_pools.items() if known[n].holds(address))
+            owner = next(owners, None)
             if owner is not None:
-                pool = pools[owner.device, owner.pool]
-                stream = streams.setdefault(entry["stream"], len(streams))
-                pool.graphs[-1].append(Event(blocks, operation.size, stream))
-                live[operation.address] = (pool, blocks)
-                blocks += 1
-        elif operation.address in live:
-            pool, block = live.pop(operation.address)
-            is_open = any(
-                pools[capture.device, capture.pool] is pool for capture in open_captures.values()
-            )
+                block, stream = next(blocks), streams.setdefault(entry["stream"], len(streams))
+                owner.graphs[-1].append(Event(block, size, stream))
+                live[address] = owner, block
+        elif address in live:
+            pool, block = live.pop(address)
+            is_open = any(pool is other for other in open_pools.values())
             (pool.graphs[-1] if is_open else pool.late).append(Event(block, 0, 0))
-
-
-def _owner(operation: Operation, captures: Iterable[Capture]) -> Capture | None:
-    """The capture in whose pool it lies."""
-    for capture in captures:
-        if any(begin <= operation.address < end for begin, end in capture.segments):
-            return capture
-    return None
-
-
-def _document(pool: _Pool) -> dict[str, Any]:
-    graphs = []
-    for place, events in enumerate(pool.graphs):
-        graph: dict[str, Any] = {"key": most_live_bytes(events)}
-        if pool.held.get(place):
-            graph["stock"] = pool.held[place]
-        graph["events"] = [[1, *e] if e.bytes else [-1, e.block] for e in events]
-        graphs.append(graph)
-    return {"stock": {"reserved": max(pool.held.values(), default=0)}, "graphs": graphs}

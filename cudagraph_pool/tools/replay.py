@@ -4,57 +4,32 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Final, Protocol, TextIO, TypedDict
+from collections.abc import Callable
+from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
 from .. import _core
-from .trace import (
-    MAX_LIVE_BYTES,
-    Graph,
-    Order,
-    Trace,
-    minimum_bytes,
-    replay_sequence,
-)
+from .trace import MAX_LIVE_BYTES, Event, Graph, Order, Trace, minimum_bytes, replay_sequence
 
 POOL: Final = (0, 1)
 
 
-class Watcher(Protocol):
-    """Is told what a replay does, as soon as it is done."""
-
-    def allocated(self, block_id: int, block: _core.Block) -> None: ...
-    def freed(self, block_id: int) -> None: ...
-
-
-class ReplayResult(TypedDict):
-    """What a replay cost. Sizes in bytes, time in seconds of the core's calls. What stock reserved
-    is known of the order in which graphs were recorded only, and not of captures that were made up.
-    """
-
-    name: str
-    graphs: int
-    order: Order
-    minimum_bytes: int
-    reserved_bytes: int
-    ratio: float
-    stock_reserved_bytes: int | None
-    ranges: int
-    page_mappings: int
-    ops: int
-    seconds: float
+# Is told what a replay has done, with the block of an allocation, as soon as it is done.
+Watcher = Callable[[Event, _core.Block | None], None]
 
 
 def replay(
     trace: Trace, order: Order = "recorded", seed: int = 0, placements: TextIO | None = None
-) -> ReplayResult:
-    """Replays a trace into one pool, one capture scope for each graph.
+) -> dict[str, Any]:
+    """Replays a trace into one pool, one capture scope for each graph. Returns what it cost.
 
-    The driver only counts: a replay touches no memory, and the core decides the same.
+    The driver only counts: a replay touches no memory, and the core decides the same. Sizes are
+    bytes, and the seconds are those of the core's calls. What stock reserved is known of the order
+    in which graphs were recorded only, and not of captures that were made up.
 
     Args:
-        trace: what :func:`cudagraph_pool._trace.read_trace` returned.
+        trace: what :func:`cudagraph_pool.tools.trace.read_trace` returned.
         order: of the graphs.
         seed: of ``order="shuffled"``.
         placements: where to write, as JSON lines, the physical bytes that each block got.
@@ -65,11 +40,10 @@ def replay(
     """
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
-    watcher = _Placements(pools, placements) if placements else None
-    seconds = run(pools, graphs, watcher)
-    if watcher:
-        watcher.end()
+    seconds = run(pools, graphs, _writing(pools, placements) if placements else None)
     stats = pools.stats(POOL)
+    if placements:
+        _write(placements, {"op": "end", "reserved_bytes": stats.reserved_bytes})
     minimum = minimum_bytes(graphs)
     return {
         "name": trace.name,
@@ -106,6 +80,7 @@ def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> f
     for graph in tqdm(graphs, unit="graph", delay=1, leave=False, disable=None):
         pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
         for event in graph.events:
+            block = None
             if event.bytes:
                 block = pools.allocate(POOL, event.bytes, event.stream)
                 addresses[event.block] = block.address
@@ -113,44 +88,30 @@ def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> f
                 pools.free(addresses.pop(event.block))
             if watcher:
                 before = time.perf_counter()
-                if event.bytes:
-                    watcher.allocated(event.block, block)
-                else:
-                    watcher.freed(event.block)
+                watcher(event, block)
                 watching += time.perf_counter() - before
         pools.end_scope(POOL)
     return time.perf_counter() - start - watching
 
 
-class _Placements:
+def _writing(pools: _core.PoolSet, file: TextIO) -> Watcher:
     """Writes what the core decided, for an outside validator."""
+    pages = 0
 
-    def __init__(self, pools: _core.PoolSet, file: TextIO) -> None:
-        self._pools = pools
-        self._file = file
-        self._pages = 0
+    def write(event: Event, block: _core.Block | None) -> None:
+        nonlocal pages
+        if block is None:
+            _write(file, {"op": "free", "id": event.block})
+            return
+        stats = pools.stats(POOL)
+        for page in range(pages, stats.pages):  # numbered in the order in which they are made
+            _write(file, {"op": "page", "page": page, "bytes": stats.page_bytes})
+        pages = stats.pages
+        place = {"va": block.address, "pages": pools.pieces(block.address)}
+        _write(file, {"op": "alloc", "id": event.block, "bytes": block.bytes, **place})
 
-    def allocated(self, block_id: int, block: _core.Block) -> None:
-        stats = self._pools.stats(POOL)
-        while self._pages < stats.pages:  # pages are numbered in the order in which they are made
-            self._write({"op": "page", "page": self._pages, "bytes": stats.page_bytes})
-            self._pages += 1
-        pieces = self._pools.pieces(block.address)
-        self._write(
-            {
-                "op": "alloc",
-                "id": block_id,
-                "bytes": block.bytes,
-                "va": block.address,
-                "pages": pieces,
-            }
-        )
+    return write
 
-    def freed(self, block_id: int) -> None:
-        self._write({"op": "free", "id": block_id})
 
-    def end(self) -> None:
-        self._write({"op": "end", "reserved_bytes": self._pools.stats(POOL).reserved_bytes})
-
-    def _write(self, line: dict[str, object]) -> None:
-        self._file.write(json.dumps(line) + "\n")
+def _write(file: TextIO, line: dict[str, object]) -> None:
+    file.write(json.dumps(line) + "\n")

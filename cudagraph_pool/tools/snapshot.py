@@ -21,19 +21,31 @@ from .trace import (
     MAX_LIVE_BYTES,
     PICKLED,
     Event,
+    Fields,
     FormatError,
     Graph,
     Trace,
     TraceError,
-    member,
+    checked,
+    members,
     most_live_bytes,
-    number_of,
-    of_kind,
     parse_trace,
     read_bytes,
 )
 
 MAX_BYTES: Final = 1 << 30
+
+_NUMBERS: Final = range(1 << 64)
+_SIZES: Final = range(1, MAX_LIVE_BYTES + 1)
+_SNAPSHOT: Final[Fields] = {"segments": list, "device_traces": list}
+_SEGMENT: Final[Fields] = {
+    **dict.fromkeys(("device", "address", "stream"), _NUMBERS),
+    "total_size": range(MAX_LIVE_BYTES + 1),
+    "segment_pool_id": tuple,
+    "blocks": list,
+}
+_BLOCK: Final[Fields] = {"address": _NUMBERS, "size": _SIZES}
+_ENTRY: Final[Fields] = {"addr": _NUMBERS, "stream": _NUMBERS}
 
 
 def read_traces(path: str | os.PathLike[str]) -> list[Trace]:
@@ -56,7 +68,7 @@ def read_traces(path: str | os.PathLike[str]) -> list[Trace]:
 
 def traces_of(snapshot: object, path: str = "") -> list[Trace]:
     """A trace of each graph pool; raises FormatError."""
-    pools = _pools(of_kind(snapshot, dict, ""))
+    pools = _pools(members(snapshot, _SNAPSHOT, ""))
     return [pool.trace(path, *name) for name, pool in sorted(pools.items())]
 
 
@@ -110,11 +122,10 @@ class _Pool:
 def _pools(snapshot: dict[str, Any]) -> dict[tuple[int, tuple[int, int]], _Pool]:
     pools: dict[tuple[int, tuple[int, int]], _Pool] = {}
     segments: dict[int, list[tuple[int, int, _Pool]]] = {}  # by device: a begin and an end of each
-    for where, segment in _each(snapshot, "segments"):
-        device, begin, size, stream = (
-            _integer(segment, key, where) for key in ("device", "address", "total_size", "stream")
-        )
-        pool_id = member(segment, "segment_pool_id", tuple, where)
+    for where, value in _each(snapshot["segments"], "segments"):
+        segment = members(value, _SEGMENT, where)
+        device, begin, size = segment["device"], segment["address"], segment["total_size"]
+        pool_id = segment["segment_pool_id"]
         if len(pool_id) != 2 or not all(type(part) is int for part in pool_id):
             raise FormatError(f"{where}.segment_pool_id", "must be two integers")
         if pool_id == (0, 0):  # eager memory
@@ -122,12 +133,10 @@ def _pools(snapshot: dict[str, Any]) -> dict[tuple[int, tuple[int, int]], _Pool]
         pool = pools.setdefault((device, pool_id), _Pool())
         pool.reserved += size
         segments.setdefault(device, []).append((begin, begin + size, pool))
-        for place, block in _each(segment, "blocks", where):
-            if member(block, "state", str, place).startswith("active"):
-                pool.live[_integer(block, "address", place)] = (
-                    _integer(block, "size", place, least=1),
-                    stream,
-                )
+        for place, block in _each(segment["blocks"], f"{where}.blocks"):
+            if members(block, {"state": str}, place)["state"].startswith("active"):
+                members(block, _BLOCK, place)
+                pool.live[block["address"]] = block["size"], segment["stream"]
     if not pools:
         raise FormatError("", "there is no graph pool in it: dump it while the graphs are alive")
     _read_history(snapshot, segments)
@@ -144,36 +153,27 @@ def _read_history(
     snapshot: dict[str, Any], segments: dict[int, list[tuple[int, int, _Pool]]]
 ) -> None:
     read = 0
-    for device, trace in enumerate(member(snapshot, "device_traces", list, "")):
+    for device, trace in enumerate(snapshot["device_traces"]):
         there = sorted(segments.get(device, ()), key=lambda segment: segment[0])
         begins = [begin for begin, _, _ in there]
-        for where, entry in _each({"": trace}, "", f"device_traces[{device}]"):
-            action = member(entry, "action", str, where)
+        place = f"device_traces[{device}]"
+        for where, entry in _each(checked(trace, list, place), place):
+            action = members(entry, {"action": str}, where)["action"]
             if action not in ("alloc", "free_requested"):
                 continue
-            address = _integer(entry, "addr", where)
-            place = bisect.bisect_right(begins, address) - 1
-            if place < 0 or address >= there[place][1]:
+            address = members(entry, _ENTRY, where)["addr"]
+            index = bisect.bisect_right(begins, address) - 1
+            if index < 0 or address >= there[index][1]:
                 continue
             read += 1
             if read > MAX_EVENTS:
                 raise FormatError(
                     "", f"more than {MAX_EVENTS} allocations and frees in graph pools"
                 )
-            is_free = action == "free_requested"
-            size = 0 if is_free else _integer(entry, "size", where, least=1)
-            there[place][2].history.append((address, size, _integer(entry, "stream", where)))
+            size = members(entry, {"size": _SIZES}, where)["size"] if action == "alloc" else 0
+            there[index][2].history.append((address, size, entry["stream"]))
 
 
-def _each(
-    parent: dict[str, Any], key: str, where: str = ""
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The objects of an array, each with its place."""
-    place = f"{where}.{key}".strip(".")
-    for number, value in enumerate(member(parent, key, list, where)):
-        yield f"{place}[{number}]", of_kind(value, dict, f"{place}[{number}]")
-
-
-def _integer(parent: dict[str, Any], key: str, where: str, least: int = 0) -> int:
-    most = MAX_LIVE_BYTES if "size" in key else (1 << 64) - 1
-    return number_of(member(parent, key, int, where), f"{where}.{key}", least, most)
+def _each(values: list[Any], where: str) -> Iterator[tuple[str, Any]]:
+    """Each with its place."""
+    return ((f"{where}[{number}]", value) for number, value in enumerate(values))

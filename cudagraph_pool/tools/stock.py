@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from .trace import GRANULE_BYTES, PAGE_BYTES, Event, Graph, minimum_bytes
+from .trace import GRANULE_BYTES, PAGE_BYTES, Event, Graph, minimum_bytes, round_up
 
 # A careful user allocates one block in the pool before all others, and frees it. Nobody knows which
 # size is best: these are tried, times the minimum.
@@ -45,7 +45,7 @@ class StockPool:
     def run(self, events: Iterable[Event]) -> None:
         for event in events:
             if event.bytes:
-                size = _up(event.bytes, GRANULE_BYTES)
+                size = round_up(event.bytes, GRANULE_BYTES)
                 kind = event.stream, size <= _SMALL
                 begin, end = self._allocate(kind, size)
                 self._live[event.block] = kind, begin, end
@@ -84,12 +84,12 @@ class StockPool:
         step = PAGE_BYTES if kind[1] else _SEGMENT
         if self._expandable:
             begin = self._tops.get(kind, self._unused)
-            end = begin + _up(size - (begin - self._begins.get(begin, begin)), step)
+            end = begin + round_up(size - (begin - self._begins.get(begin, begin)), step)
             self._unused = max(self._unused, begin + (1 << 60))
             self._tops[kind] = end
         else:
             begin = self._unused
-            end = begin + (_up(size, PAGE_BYTES) if size >= _LARGE else step)
+            end = begin + (round_up(size, PAGE_BYTES) if size >= _LARGE else step)
             self._unused = end + 1
         self.reserved += end - begin
         self._give(kind, begin, end)
@@ -119,7 +119,3 @@ def primed_bytes(graphs: Sequence[Graph]) -> int:
     """What they take in a pool that was primed, by the best of three sizes."""
     minimum = minimum_bytes(list(graphs))
     return min(reserved_bytes(graphs, primed=int(times * minimum)) for times in PRIMED)
-
-
-def _up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit

@@ -15,9 +15,9 @@ import os
 import random
 import sys
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Any, Final, Literal, NamedTuple, NoReturn
 
 Order = Literal["recorded", "asc", "desc", "shuffled"]
 ORDERS: Final[tuple[Order, ...]] = ("recorded", "asc", "desc", "shuffled")
@@ -130,33 +130,25 @@ def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
         order: ``"recorded"``, ``"asc"`` or ``"desc"`` by key, or ``"shuffled"``.
         seed: of the shuffle.
     """
-    count = len(trace.graphs)
-    places = list(range(count))
-    if order == "asc":
-        places.sort(key=lambda place: trace.graphs[place].key)
-    elif order == "desc":
-        places.sort(key=lambda place: -trace.graphs[place].key)
-    elif order == "shuffled":
+    recorded = list(range(len(trace.graphs)))
+    if order == "shuffled":
+        places = recorded.copy()
         random.Random(seed).shuffle(places)
-    if places == list(range(count)):
+    else:
+        sign = {"recorded": 0, "asc": 1, "desc": -1}[order]
+        places = sorted(recorded, key=lambda place: sign * trace.graphs[place].key)
+    if places == recorded:
         return trace.graphs
 
-    born = {
-        event.block: place
-        for place, graph in enumerate(trace.graphs)
-        for event in graph.events
-        if event.bytes
-    }
+    born = {e.block: place for place in recorded for e in trace.graphs[place].events if e.bytes}
     position = {place: index for index, place in enumerate(places)}
-    late_frees: list[list[Event]] = [[] for _ in range(count + 1)]
-    own_events: list[list[Event]] = [[] for _ in range(count)]
+    late_frees: list[list[Event]] = [[] for _ in range(len(places) + 1)]
+    own_events: list[list[Event]] = [[] for _ in places]
     for place, graph in enumerate(trace.graphs):
         for event in graph.events:
-            home = born[event.block]
-            if home == place:
-                own_events[position[place]].append(event)
-            else:
-                late_frees[position[home] + 1].append(event)
+            home = position[born[event.block]]
+            is_own = home == position[place]
+            (own_events[home] if is_own else late_frees[home + 1]).append(event)
     return [
         Graph(trace.graphs[place].key, late_frees[index] + own_events[index])
         for index, place in enumerate(places)
@@ -180,7 +172,7 @@ def most_live_bytes(events: Iterable[Event]) -> int:
     live = peak = 0
     for event in events:
         if event.bytes:
-            sizes[event.block] = _round_up(event.bytes, GRANULE_BYTES)
+            sizes[event.block] = round_up(event.bytes, GRANULE_BYTES)
             live += sizes[event.block]
             peak = max(peak, live)
         else:
@@ -190,10 +182,10 @@ def most_live_bytes(events: Iterable[Event]) -> int:
 
 def whole_pages(size: int) -> int:
     """Rounded up to a page."""
-    return _round_up(size, PAGE_BYTES)
+    return round_up(size, PAGE_BYTES)
 
 
-def _round_up(value: int, unit: int) -> int:
+def round_up(value: int, unit: int) -> int:
     return -(-value // unit) * unit
 
 
@@ -206,10 +198,9 @@ def read_bytes(path: str, most: int) -> bytes:
     try:
         with sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb") as file:
             data: bytes = file.read(most + 1)
-    except OSError as error:
-        raise TraceError(path, "", f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # a NUL in the name
-        raise TraceError(path, "", f"cannot be read: {error}") from None
+    except (OSError, ValueError) as error:  # of a NUL in the name
+        why = getattr(error, "strerror", None) or error
+        raise TraceError(path, "", f"cannot be read: {why}") from None
     if not data:
         raise TraceError(path, "", "the file is empty")
     return data
@@ -262,133 +253,137 @@ def _parse(data: bytes) -> object:
         raise FormatError("", f"not a trace: {error}") from None
 
 
+# What objects hold: by key a type, or which integers. A key that ends in ? may be absent.
+Bounds = range
+Fields = Mapping[str, "type | Bounds"]
+NUMBERS: Final = range(MAX_NUMBER + 1)
+_TRACE: Final[Fields] = {"name": str, "torch?": str, "gpu?": str, "stock": dict, "graphs": list}
+_STOCK: Final[Fields] = {
+    **dict.fromkeys(("used?", "peak_live?", "live_at_end?"), NUMBERS),
+    "conf?": str,
+    "capture_s?": float,
+    "reserved": NUMBERS,
+}
+_GRAPH: Final[Fields] = {"key": NUMBERS, "stock?": NUMBERS, "events": list}
+_ALLOCATION: Final[Fields] = {
+    "id": NUMBERS,
+    "bytes": range(1, MAX_LIVE_BYTES + 1),
+    "stream": NUMBERS,
+}
+
+
 def _trace(path: str, document: object) -> Trace:
     """Checks a document and makes a :class:`Trace` of it."""
-    top = of_kind(document, dict, "")
-    name = member(top, "name", str, "")
+    top = members(document, _TRACE, "")
+    name, documents = top["name"], top["graphs"]
     if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
         raise FormatError("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
-    source = [of_kind(top[key], str, key) for key in ("torch", "gpu") if key in top]
-    stock = _stock_bytes(member(top, "stock", dict, ""))
-    documents = member(top, "graphs", list, "")
+    reserved = members(top["stock"], _STOCK, "stock")["reserved"]
     if not 0 < len(documents) <= MAX_GRAPHS:
         raise FormatError(
             "graphs", f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
         )
     blocks = _Blocks()
     graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
-    if not blocks.live and not blocks.freed:
+    if not blocks.sizes:
         raise FormatError("graphs", "no graph allocates anything: there is nothing to replay")
-    return Trace(path, name, stock, graphs, source=", ".join(source))
-
-
-def _stock_bytes(stock: dict[str, Any]) -> int:
-    for key in ("used", "peak_live", "live_at_end"):
-        if key in stock:
-            number_of(stock[key], f"stock.{key}")
-    if "conf" in stock:
-        of_kind(stock["conf"], str, "stock.conf")
-    seconds = stock.get("capture_s", 0)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise FormatError("stock.capture_s", f"must be a number, is {_show(seconds)}")
-    if not 0 <= seconds <= sys.float_info.max:
-        raise FormatError("stock.capture_s", f"must be a time in seconds, is {_show(seconds)}")
-    return number_of(member(stock, "reserved", int, "stock"), "stock.reserved")
+    source = ", ".join(top[key] for key in ("torch", "gpu") if key in top)
+    return Trace(path, name, reserved, graphs, source=source)
 
 
 def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
-    graph = of_kind(document, dict, where)
-    key = number_of(member(graph, "key", int, where), f"{where}.key")
-    stock = number_of(graph["stock"], f"{where}.stock") if "stock" in graph else None
-    documents = member(graph, "events", list, where)
-    blocks.events += len(documents)
+    graph = members(document, _GRAPH, where)
+    blocks.events += len(graph["events"])
     if blocks.events > MAX_EVENTS:
         raise FormatError(f"{where}.events", f"more than {MAX_EVENTS} events in one trace")
     events = []
-    for number, event in enumerate(documents):
+    for number, event in enumerate(graph["events"]):
         try:
             events.append(blocks.read(event))
         except FormatError as wrong:
             place, what = wrong.args
             raise FormatError(f"{where}.events[{number}]{place}", what) from None
-    return Graph(key, events, stock)
+    return Graph(graph["key"], events, graph.get("stock"))
 
 
 class _Blocks:
-    """What lives and what has been freed, as the events are read."""
+    """What was allocated so far, as the events are read.
+
+    Attributes:
+        sizes: Of all blocks; of one that was freed 0.
+    """
 
     def __init__(self) -> None:
-        self.live: dict[int, int] = {}
-        self.freed: set[int] = set()
+        self.sizes: dict[int, int] = {}
         self.events = 0
         self._live_bytes = 0
         self._streams: set[int] = set()
 
     def read(self, value: object) -> Event:
-        event = of_kind(value, list, "")
-        kind = event[0] if event else None
-        if type(kind) is int and kind == 1 and len(event) == 4:
-            return self._allocation(*event[1:])
-        if type(kind) is int and kind == -1 and len(event) == 2:
-            return self._free(event[1])
+        event = checked(value, list, "")
+        kind = event[0] if event and type(event[0]) is int else 0
+        if (kind, len(event)) == (1, 4):
+            parts = zip(_ALLOCATION.items(), event[1:], strict=True)
+            return self._allocation(*(checked(x, bounds, f" {key}") for (key, bounds), x in parts))
+        if (kind, len(event)) == (-1, 2):
+            return self._free(checked(event[1], NUMBERS, " id"))
         raise FormatError("", f"must be [1, id, bytes, stream] or [-1, id], is {_show(event)}")
 
-    def _allocation(self, block: object, size: object, stream: object) -> Event:
-        event = Event(
-            number_of(block, " id"),
-            number_of(size, " bytes", least=1, most=MAX_LIVE_BYTES),
-            number_of(stream, " stream"),
-        )
-        self._streams.add(event.stream)
+    def _allocation(self, block: int, size: int, stream: int) -> Event:
+        self._streams.add(stream)
         if len(self._streams) > MAX_STREAMS:
             raise FormatError("", f"more than {MAX_STREAMS} streams in one trace")
-        if event.block in self.live or event.block in self.freed:
-            raise FormatError("", f"block {event.block} is allocated a second time")
-        self.live[event.block] = event.bytes
-        self._live_bytes += event.bytes
+        if block in self.sizes:
+            raise FormatError("", f"block {block} is allocated a second time")
+        self.sizes[block] = size
+        self._live_bytes += size
         if self._live_bytes > MAX_LIVE_BYTES:
             most = f"at most {MAX_LIVE_BYTES} can be replayed"
             raise FormatError("", f"{self._live_bytes} bytes are live; {most}")
-        return event
+        return Event(block, size, stream)
 
-    def _free(self, value: object) -> Event:
-        block = number_of(value, " id")
-        if block in self.freed:
-            raise FormatError("", f"block {block} is freed a second time")
-        if block not in self.live:
+    def _free(self, block: int) -> Event:
+        if block not in self.sizes:
             raise FormatError("", f"block {block} is freed, but was never allocated")
-        self._live_bytes -= self.live.pop(block)
-        self.freed.add(block)
+        if not self.sizes[block]:
+            raise FormatError("", f"block {block} is freed a second time")
+        self._live_bytes -= self.sizes[block]
+        self.sizes[block] = 0
         return Event(block, 0, 0)
 
 
-_Kind = TypeVar("_Kind")
 _KINDS: Final = {
     dict: "an object",
-    int: "an integer",
+    float: "a number",
     list: "an array",
     str: "a string",
     tuple: "a tuple",
 }
 
 
-def member(parent: dict[str, Any], key: str, kind: type[_Kind], where: str) -> _Kind:
-    if key not in parent:
-        raise FormatError(where, f'has no "{key}": not a trace')
-    return of_kind(parent[key], kind, f"{where}.{key}".lstrip("."))
+def members(value: object, fields: Fields, where: str) -> dict[str, Any]:
+    """An object, whose members are checked."""
+    parent: dict[str, Any] = checked(value, dict, where)
+    for field, kind in fields.items():
+        key = field.removesuffix("?")
+        if key in parent:
+            checked(parent[key], kind, f"{where}.{key}".lstrip("."))
+        elif key == field:
+            raise FormatError(where, f'has no "{key}": not a trace')
+    return parent
 
 
-def of_kind(value: object, kind: type[_Kind], where: str) -> _Kind:
-    if type(value) is not kind:  # true and false are integers to isinstance()
-        raise FormatError(where, f"must be {_KINDS[kind]}, is {_show(value)}")
+def checked(value: Any, kind: type | Bounds, where: str) -> Any:
+    """The value, if it is what may stand there; true and false are no integers."""
+    what = "an integer" if isinstance(kind, Bounds) else _KINDS[kind]
+    kinds = (int,) if isinstance(kind, Bounds) else (int, float) if kind is float else (kind,)
+    if type(value) not in kinds:
+        raise FormatError(where, f"must be {what}, is {_show(value)}")
+    if isinstance(kind, Bounds) and value not in kind:
+        raise FormatError(where, f"must be {kind[0]} to {kind[-1]}, is {_show(value)}")
+    if kind is float and not 0 <= value <= sys.float_info.max:
+        raise FormatError(where, f"must be a time in seconds, is {_show(value)}")
     return value
-
-
-def number_of(value: object, where: str, least: int = 0, most: int = MAX_NUMBER) -> int:
-    number = of_kind(value, int, where)
-    if not least <= number <= most:
-        raise FormatError(where, f"must be {least} to {most}, is {_show(number)}")
-    return number
 
 
 def _show(value: object) -> str:

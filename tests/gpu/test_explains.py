@@ -13,7 +13,7 @@ from entry_points import environment
 
 import cudagraph_pool as cgp
 from cudagraph_pool import _forecast
-from cudagraph_pool.tools import costs, live_map
+from cudagraph_pool.tools import costs, pool_report
 from cudagraph_pool.tools.trace import PAGE_BYTES, minimum_bytes, read_trace
 
 from .work import capture_chain, chain, fresh, torch
@@ -55,7 +55,7 @@ def test_map_of_a_pool(tmp_path: Path) -> None:
     pool = cgp.GraphPool()
     graphs = [capture_chain(rows, pool.id) for rows in (300, 2000, 4096, 100)]
     device = torch.cuda.current_device()
-    drawn = live_map.map_of_pool(live_map.histories(), device, pool.id)
+    drawn = pool_report.map_of_pool(pool_report.histories(), device, pool.id)
     assert drawn is not None
     stats = pool.stats()
     assert len(drawn.placed) == stats["allocations"]
