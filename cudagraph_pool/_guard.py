@@ -66,7 +66,9 @@ def mark_output(tensor: Tensor, order: _ReplayOrder) -> Tensor:
     marked = borrow(tensor, owner)
     storage: Any = marked.untyped_storage()
     storage._returned_by = order, order.number, order.what
-    return marked
+    known = tensor.detach()  # which counts changes together with the tensor
+    known.data = marked
+    return known
 
 
 class _Outputs(TorchDispatchMode):  # type: ignore[misc]

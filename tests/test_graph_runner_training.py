@@ -6,6 +6,7 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -90,20 +91,21 @@ def test_a_capture_or_a_failed_call_ends_what_was_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "next_rows"),
+    ("options", "within", "next_rows"),
     [
-        ({}, 3),
-        ({}, 5),
-        ({"lazy": True, "max_graphs": 1}, 5),
+        ({}, nullcontext, 3),
+        ({}, cgp.guard, 5),  # which is over then
+        ({"lazy": True, "max_graphs": 1}, nullcontext, 5),  # the graph is gone
     ],
-    ids=["same graph", "another", "graph gone"],
+    ids=["same graph", "guarded", "graph gone"],
 )
 def test_saved_outputs_that_a_later_call_overwrites(
-    options: dict[str, Any], next_rows: int
+    options: dict[str, Any], within: Any, next_rows: int
 ) -> None:
     head = torch.ones(6, requires_grad=True)
     run = runner(double, **options)
-    first = (run(rows(3)) * head).sum()
+    with within():
+        first = (run(rows(3)) * head).sum()
     run(rows(next_rows))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         first.backward()

@@ -20,7 +20,3 @@ def refuse(message: str, code: int = BAD_INPUT) -> int:
     """One line on stderr, whatever the message holds."""
     print("cudagraph-pool:", " ".join(message.split()), file=sys.stderr)
     return code
-
-
-def cannot_write(name: object, error: OSError) -> CommandError:
-    return CommandError(f"{name}: cannot be written: {error.strerror or error}")

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from .._table import format_table, mib
 from ..tools.replay import replay
 from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
-from .errors import FAILED, CommandError, cannot_write
+from .errors import FAILED, CommandError
 
 _Item = TypeVar("_Item")
 
@@ -112,7 +112,7 @@ def _failing(output: str | None, path: str = "") -> Iterator[None]:
         what = f"{path}: the replay failed" if path else "the replay failed"
         raise CommandError(f"{what}: {error}", FAILED) from None
     except OSError as error:
-        raise cannot_write(output, error) from None
+        raise CommandError(f"{output}: cannot be written: {error.strerror or error}") from None
 
 
 def _replay(options: argparse.Namespace) -> int:

@@ -39,6 +39,9 @@ _SIZES: Final = {
     "cudagraph_pool": "reserved",
     "minimum": "minimum",
 }
+_NEXT: Final = """
+Next, of your own program: cudagraph-pool record -o traces train.py, then
+cudagraph-pool report --html report.html traces/*"""
 _PASSES: Final = 10
 _WORKER_SECONDS: Final = 300
 
@@ -56,7 +59,7 @@ def run(seed: int) -> int:
         "\nThere is no GPU here: captures that were recorded on an H200 were replayed through the\n"
         "pool's own code. What PyTorch's allocator takes is worked out by its rules."
     )
-    _print_next()
+    print(_NEXT)
     return 0
 
 
@@ -91,13 +94,6 @@ def _print_costs(rows: Sequence[Mapping[str, Any]]) -> None:
     print(
         "minimum: so much is in use at once, and no allocator can do with less. expandable and\n"
         "primed: PyTorch's own too, with expandable segments, or with one large block first."
-    )
-
-
-def _print_next() -> None:
-    print(
-        "\nNext, of your own program: cudagraph-pool record -o traces train.py, then\n"
-        "cudagraph-pool report --html report.html traces/*"
     )
 
 
@@ -176,7 +172,7 @@ def _on_gpu(gpu: str, seed: int) -> int:
         )
     _print_costs(rows)
     print("", f"{gpu}; every graph was replayed on fresh inputs.", *said, sep="\n")
-    _print_next()
+    print(_NEXT)
     return 0 if is_right else 1
 
 
