@@ -186,19 +186,13 @@ def _of_process(process: Mapping[str, Any]) -> list[str]:
 
 
 def _as_json(pool: PoolCost) -> dict[str, Any]:
+    held = ("stock", "expandable", "primed")
+    sizes = ("minimum", "reserved", "stock_growth", "saved", "apart")
     return {
-        "name": pool.name,
-        "kind": pool.kind,
+        **{name: getattr(pool, name) for name in ("name", "kind", "execs")},
         "order": pool.order or None,
-        "minimum_bytes": pool.minimum,
-        "reserved_bytes": pool.reserved,
-        "stock_reserved_bytes": pool.stock,
-        "stock_growth_bytes": pool.stock_growth,
-        "saved_bytes": pool.saved,
-        "expandable_reserved_bytes": pool.expandable,
-        "primed_reserved_bytes": pool.primed,
-        "apart_bytes": pool.apart,
-        "execs": pool.execs,
+        **{f"{name}_reserved_bytes": getattr(pool, name) for name in held},
+        **{f"{name}_bytes": getattr(pool, name) for name in sizes},
         "graphs": [
             {"name": graph.name, "needed_bytes": graph.needed, "added_bytes": graph.added}
             for graph in pool.graphs
@@ -234,19 +228,9 @@ def _page(report: PoolReport) -> str:
 
 def _shown(pool: PoolCost) -> dict[str, Any]:
     """What the page shows of a pool."""
-    picture, missing = _picture(pool)
-    return {
-        "name": pool.name,
-        "headline": pool.headline(),
-        "largest": _of_largest(pool),
-        "source": f"Recorded with torch {pool.source}." if pool.source else "",
-        "picture": picture,
-        "no_picture": missing,
-        "graphs": [
-            ("graph", "needs", "added"),
-            *((graph.name, mib(graph.needed), mib(graph.added)) for graph in pool.graphs),
-        ],
-    }
+    graphs = [(graph.name, mib(graph.needed), mib(graph.added)) for graph in pool.graphs]
+    shown = {"pool": pool, "largest": _of_largest(pool), "picture": _picture(pool)}
+    return {**shown, "graphs": [("graph", "needs", "added"), *graphs]}
 
 
 def _picture(pool: PoolCost) -> tuple[str, str]:
