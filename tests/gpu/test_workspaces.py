@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import cudagraph_pool as cgp
-from cudagraph_pool import capture
 from cudagraph_pool._workspaces import used_by
 
 from .work import adapter, fresh, torch
@@ -66,7 +65,7 @@ def two_streams() -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
 
 
 def capture_stream(pool: cgp.GraphPool) -> int:
-    return int(capture.graph._capture_stream(pool.device).cuda_stream)
+    return int(cgp.graph._capture_stream(pool.device).cuda_stream)
 
 
 def wrong_at_once(*both: Products) -> Iterator[int]:
