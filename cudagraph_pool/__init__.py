@@ -51,9 +51,8 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     from importlib.util import find_spec
 
-    missing = (
-        () if find_spec("torch") else ("GraphRunner", "graph", "guard")
-    )  # help() would fail at these
+    # Without torch help() would fail at these.
+    missing = () if find_spec("torch") else ("GraphRunner", "graph", "guard")
     return [*(name for name in __all__ if name not in missing), "__version__"]
 
 

@@ -86,8 +86,11 @@ class _Outputs(TorchDispatchMode):  # type: ignore[misc]
 def _check(tensor: Tensor, operation: Any) -> None:
     """Raises RuntimeError if the operation would read what has been overwritten."""
     for part in filter(torch._C._has_storage, _unwrapped(tensor)):
-        order, own, what = getattr(part.untyped_storage(), "_returned_by", (None, 0, ""))
-        number, by = order.wrote if order is not None else (own, what)
+        marked = getattr(part.untyped_storage(), "_returned_by", None)
+        if marked is None:
+            continue
+        order, own, what = marked
+        number, by = order.wrote
         if number != own:
             raise RuntimeError(
                 f"{operation} uses what call {own} of its pool returned, {what}, but call "

@@ -57,24 +57,19 @@ class _ReplayOrder:
         return self.number
 
     def overwrite(self, plan: Any) -> None:
-        """What was begun overwrites the outputs that the last one left, by new ``plan.outputs``."""
-        self.invalidate()
+        """What was begun overwrites the outputs that the last one left, by those of ``plan``."""
+        self._invalidate_last()
         self._last = weakref.ref(plan)
         self.wrote = self.number, self.what
 
     def begin_capture(self) -> None:
         """A capture begins, and makes room for its graphs: what left the last outputs may go."""
         self.begin("a capture")
-        self.invalidate()
+        self._invalidate_last()
 
-    def invalidate(self) -> None:
-        """Autograd refuses, from now on, what it has saved of the last outputs."""
-        import torch
-
+    def _invalidate_last(self) -> None:
         if self._last and (last := self._last()):
-            # Tensors of inference mode count no versions; autograd saves none.
-            counted = [x for x in last.outputs if not x.is_inference()]
-            torch._C._increment_version(counted)
+            last.invalidate()
 
 
 class GraphPool:

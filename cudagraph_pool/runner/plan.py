@@ -27,7 +27,9 @@ class Plan:
         self._written = [*captured.statics]
         self._copies = Copies(program.inputs, captured.statics, size)
         pairs = zip(captured.outputs, program.cuts.tensor_dims, strict=True)
-        self.outputs = [cut(output, dims, size) for output, dims in pairs]
+        self._outputs = [cut(output, dims, size) for output, dims in pairs]
+        # Tensors of inference mode count no versions, and autograd saves none.
+        self._counted = [x for x in self._outputs if not x.is_inference()]
         if captured.backward is not None:
             grads = captured.backward.grad_outputs
             self._written += grads
@@ -52,6 +54,10 @@ class Plan:
         leaves = [next(rest) if x is ... else x for x in self.captured.leaves]
         return pytree.tree_unflatten(leaves, self.captured.tree)
 
+    def invalidate(self) -> None:
+        """Autograd refuses, from now on, what it has saved of the outputs."""
+        torch._C._increment_version(self._counted)
+
     def launch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], int]:
         """The forward pass; returns its outputs, and its number among the pool's replays."""
         order = self._captures.order
@@ -61,7 +67,7 @@ class Plan:
             self._copies(tensors)
             order.overwrite(self)
             self.captured.graphs[0].replay()
-            outputs = [x.clone() if self._clones else x.detach() for x in self.outputs]
+            outputs = [x.clone() if self._clones else x.detach() for x in self._outputs]
             if is_guarded():
                 outputs = [mark_output(x, order) for x in outputs]
         return outputs, number
@@ -81,7 +87,7 @@ class Plan:
                 )
             self._captures.follow(self._written, self.captured.streams)
             order.begin(f"the backward pass of call {number}")
-            given = ((grads[n], self.outputs[n]) for n in backward.places)
+            given = ((grads[n], self._outputs[n]) for n in backward.places)
             self._gradient_copies(torch.zeros_like(y) if x is None else x for x, y in given)
             self.captured.graphs[1].replay()
             # Copies, since the next replay overwrites these. What only outputs without a gradient
