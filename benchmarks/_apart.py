@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from cudagraph_pool.integration.worker_process import WorkerError, run_python
+from cudagraph_pool.tools.footprint import WorkerError, run_python
 
 _MEASURE = "--measure"  # a script that is called with that only measures
 

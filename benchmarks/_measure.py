@@ -21,6 +21,7 @@ from _workloads import Workload
 from torch import Tensor
 
 from cudagraph_pool._adapter import load_adapter
+from cudagraph_pool.tools.demo import replay_seconds
 from cudagraph_pool.tools.memory_map import operation_of
 from cudagraph_pool.tools.stock import PRIMED
 from cudagraph_pool.tools.trace import Event, most_live_bytes, whole_pages
@@ -175,19 +176,7 @@ class Captures:
         """Replays every graph ``times`` times; returns the device's seconds for one pass over
         all of them.
         """
-        graphs = list(self._graphs.values())
-        # Untimed: the device turns from another process to this one, and wakes up.
-        for graph in graphs:
-            graph.replay()
-        torch.cuda.synchronize(self._device)
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(times):
-            for graph in graphs:
-                graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e-3 / times
+        return replay_seconds([*self._graphs.values()], times)
 
     def compare(
         self, order: Sequence[int], seed: int, digests: Collection[int] = ()

@@ -41,7 +41,7 @@ from _command import (
     write_report,
 )
 
-from cudagraph_pool.integration.worker_process import WorkerError
+from cudagraph_pool.tools.footprint import WorkerError
 
 ORDERS = ("asc", "desc", "shuffled")
 WORKLOADS = ("r3d_18", "convnextv2_tiny", "wav2vec2", "fcn_resnet50", "bert", "swin_t", "resnet50")

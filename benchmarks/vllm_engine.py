@@ -53,7 +53,7 @@ from _engine import REQUESTS, Row, beside, judge
 from _team import in_turn, median, ratio
 
 from cudagraph_pool._table import format_table
-from cudagraph_pool.integration.worker_process import WorkerError
+from cudagraph_pool.tools.footprint import WorkerError
 
 MODELS = ("1b", "1b-eagle", "vl", "8b")
 MODES = ("v2-default", "v2-FULL", "v2-FULL_DECODE_ONLY", "v2-PIECEWISE", "v1-default")

@@ -31,8 +31,7 @@ from _apart import run_apart
 from _engine import judge as judge_engine
 from fake_team import faked
 
-from cudagraph_pool.integration.worker_process import WorkerError
-from cudagraph_pool.tools.footprint import Footprint
+from cudagraph_pool.tools.footprint import Footprint, WorkerError
 from cudagraph_pool.tools.trace import minimum_bytes, read_trace
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))

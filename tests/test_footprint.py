@@ -13,9 +13,17 @@ import pytest
 
 from cudagraph_pool.cli import footprint as command
 from cudagraph_pool.cli.main import main
-from cudagraph_pool.integration.worker_process import WorkerError, ask, run_python
 from cudagraph_pool.tools import footprint as _footprint
-from cudagraph_pool.tools.footprint import WAYS, Footprint, as_json, needing_kernels, ratio, table
+from cudagraph_pool.tools.footprint import (
+    WAYS,
+    Footprint,
+    WorkerError,
+    as_json,
+    needing_kernels,
+    ratio,
+    run_python,
+    table,
+)
 
 MIB = 1 << 20
 
@@ -115,16 +123,19 @@ def test_what_a_process_prints_may_be_in_any_encoding() -> None:
 
 
 def test_what_is_measured_is_not_enabled_by_the_environment(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Or PyTorch's own allocator would be ours."""
-    (tmp_path / "shows.py").write_text("import json, os; print(json.dumps(dict(os.environ)))")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
-    monkeypatch.setenv("ELSE", "1")
-    environment: Any = ask(["shows"], os.environ)
-    assert environment["ELSE"] == "1"
-    assert "CUDAGRAPH_POOL" not in environment
+
+    def run(arguments: list[str], environment: dict[str, str]) -> dict[str, int]:
+        assert arguments[-2:] == ["compiled", "train"]
+        assert (environment["CUDAGRAPH_POOL"], environment["ELSE"]) == ("0", "1")
+        return dict.fromkeys(("allocated", "reserved", "graph_pool", "driver"), 1)
+
+    monkeypatch.setattr(_footprint, "run_python", run)
+    environment = {"CUDAGRAPH_POOL": "1", "ELSE": "1"}
+    found = _footprint.measure_apart("models:f", "compiled", True, environment)
+    assert found == Footprint(1, 1, 1, 1)
 
 
 def test_what_a_process_has_is_asked_of_the_driver(

@@ -105,7 +105,10 @@ def _add_demo(parser: argparse.ArgumentParser) -> None:
     def demo(options: argparse.Namespace) -> int:
         from ..tools.demo import run
 
-        return run(options.seed)
+        try:
+            return run(options.seed)
+        except (ImportError, RuntimeError) as error:
+            raise CommandError(f"demo: {error}", FAILED) from error
 
     parser.set_defaults(function=demo)
 

@@ -1,26 +1,23 @@
 """``cudagraph-pool demo``: what N graphs cost on PyTorch's own allocator, and what on the pool.
 
-With a GPU it captures a gated MLP, and ResNet-50 where there is torchvision, each allocator in a
-process of its own. Without one it replays captures of the same two that were recorded on a GPU.
+With a GPU it captures a gated MLP, and ResNet-50 where there is torchvision. Without one it replays
+captures of the same two that were recorded on a GPU.
 """
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from .._table import format_table, mib
-from ..integration.worker_process import ask
+from ..integration.environment import VARIABLE
 from ..pools import GraphPool
-from ..switch import enable
+from ..switch import enabled
 from .costs import of_trace
 from .snapshot import traces_of
 from .trace import Trace, read_trace
@@ -28,6 +25,9 @@ from .trace import Trace, read_trace
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
+    # Of each graph those that are not what eager work computes.
+    _Outputs = list[Tensor | None]
 
 _TRACES: Final = Path(__file__).parents[1] / "traces"
 _MODELS: Final = {"mlp_asc": "a gated MLP", "resnet50_asc": "ResNet-50"}
@@ -43,13 +43,14 @@ _NEXT: Final = """
 Next, of your own program: cudagraph-pool record -o traces train.py, then
 cudagraph-pool report --html report.html traces/*"""
 _PASSES: Final = 10
-_WORKER_SECONDS: Final = 300
 
 
 def run(seed: int) -> int:
-    """Runs the demo and returns its exit code: 0, or 1 if something failed or an output is
-    wrong.
+    """Runs the demo and returns its exit code: 0, or 1 if an output is wrong. Raises what keeps
+    graphs from being captured.
     """
+    for changed in (VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        os.environ.pop(changed, None)  # before torch is imported: stock is compared as it comes
     gpu = _gpu_name()
     if gpu is not None:
         return _on_gpu(gpu, seed)
@@ -114,19 +115,18 @@ class _Work:
         return self.given[: size * self.step]
 
 
-def _works(device: torch.device) -> Iterator[_Work]:
+def _works() -> Iterator[_Work]:
     import torch
 
     torch.manual_seed(0)
-    with torch.device(device):
+    with torch.device("cuda"):
         given = torch.empty(2048, 4096, dtype=torch.bfloat16)
         yield _Work("mlp_asc", _gated_mlp(), given, range(1, 129), 16)
         if importlib.util.find_spec("torchvision") is not None:
             from torchvision.models import resnet50
 
-            model = resnet50().half().eval()
             images = torch.empty(64, 3, 224, 224, dtype=torch.float16)
-            yield _Work("resnet50_asc", model, images, range(1, 65), 1)
+            yield _Work("resnet50_asc", resnet50().half().eval(), images, range(1, 65), 1)
 
 
 def _gated_mlp(
@@ -137,15 +137,14 @@ def _gated_mlp(
     def weights(outputs: int, inputs: int) -> Tensor:
         return torch.randn(outputs, inputs, dtype=torch.bfloat16) * inputs**-0.5
 
-    parts = [
-        (weights(wide, hidden), weights(wide, hidden), weights(hidden, wide)) for _ in range(layers)
-    ]
-    linear, silu, norm = torch.nn.functional.linear, torch.nn.functional.silu, torch.rms_norm
+    shapes = ((wide, hidden), (wide, hidden), (hidden, wide))
+    parts = [[weights(*shape) for shape in shapes] for _ in range(layers)]
+    linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
 
     def model(x: Tensor) -> Tensor:
         for gate, up, down in parts:
             x = x + linear(silu(linear(x, gate)) * linear(x, up), down)
-            x = norm(x, (hidden,))
+            x = torch.rms_norm(x, (hidden,))
         return x
 
     return model
@@ -153,36 +152,35 @@ def _gated_mlp(
 
 def _on_gpu(gpu: str, seed: int) -> int:
     """Stock first: where its graphs differ from eager, ours are compared with them."""
-    found = {}
-    for allocator in ("stock", "ours"):
-        answer = _ask_worker(allocator, seed)
-        if isinstance(answer, str):
-            print(f"cudagraph-pool demo: {allocator}: {answer}", file=sys.stderr)
-            return 1
-        found[allocator] = answer
+    works = list(_works())
+    stocks = [_measure(work, False, seed) for work in works]
+    with enabled():
+        all_ours = [_measure(work, True, seed) for work in works]
     rows, said, is_right = [], [], True
-    for stock, ours in zip(found["stock"], found["ours"], strict=True):
+    for work, stock, ours in zip(works, stocks, all_ours, strict=True):
         rows.append({**stock, "reserved": ours["reserved"]})
         wrong, outputs = _judge(ours["outputs"], stock["outputs"])
         is_right = is_right and not wrong
         said.append(
-            f"{_MODELS[stock['model']]}: captured in {ours['capture']:.2f} s (PyTorch "
+            f"{_MODELS[work.name]}: captured in {ours['capture']:.2f} s (PyTorch "
             f"{stock['capture']:.2f}), replayed in {ours['replay'] * 1e3:.1f} ms "
             f"({stock['replay'] * 1e3:.1f}); {outputs}"
         )
     _print_costs(rows)
-    print("", f"{gpu}; every graph was replayed on fresh inputs.", *said, sep="\n")
-    print(_NEXT)
+    print("", f"{gpu}; every graph was replayed on fresh inputs.", *said, _NEXT, sep="\n")
     return 0 if is_right else 1
 
 
-def _judge(ours: Mapping[str, str], stock: Mapping[str, str]) -> tuple[int, str]:
+def _judge(ours: _Outputs, stock: _Outputs) -> tuple[int, str]:
     """How many graphs are wrong, and the words for it.
 
     A graph is right if its outputs equal eager's or, where those of stock's graph do not, stock's.
     """
-    equal = sum(not digest for digest in ours.values())
-    like_stock = sum(bool(digest) and digest == stock[size] for size, digest in ours.items())
+    equal = ours.count(None)
+    like_stock = sum(
+        own is not None and other is not None and own.equal(other)
+        for own, other in zip(ours, stock, strict=True)
+    )
     wrong = len(ours) - equal - like_stock
     parts = [f"outputs of {equal} of {len(ours)} graphs equal eager's bit for bit"]
     parts += [f"{like_stock} equal those of PyTorch's graphs, which differ"] * bool(like_stock)
@@ -190,30 +188,11 @@ def _judge(ours: Mapping[str, str], stock: Mapping[str, str]) -> tuple[int, str]
     return wrong, ", ".join(parts)
 
 
-def _ask_worker(allocator: str, seed: int) -> list[dict[str, Any]] | str:
-    """What one allocator did with each model, or what went wrong."""
-    ignored = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-    environment = {name: value for name, value in os.environ.items() if name not in ignored}
-    worker = ["cudagraph_pool.tools.demo", allocator, str(seed)]
-    return cast("list[dict[str, Any]] | str", ask(worker, environment, _WORKER_SECONDS))
-
-
-def _work(allocator: str, seed: str) -> None:
-    """The worker process; its last line on stdout is JSON."""
-    import torch
-
-    if allocator == "ours":
-        enable()
-    device = torch.device("cuda", torch.cuda.current_device())
-    print(json.dumps([_measure(work, allocator == "ours", int(seed)) for work in _works(device)]))
-
-
 def _measure(work: _Work, is_ours: bool, seed: int) -> dict[str, Any]:
-    """What one allocator does with one model. ``outputs``: of each graph whose outputs differ from
-    eager's their digest, else nothing.
-    """
+    """What one allocator does with one model."""
     import torch
 
+    memory: Any = torch.cuda.memory
     with torch.no_grad():
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):  # libraries load what they need at their first use
@@ -231,53 +210,52 @@ def _measure(work: _Work, is_ours: bool, seed: int) -> dict[str, Any]:
 
         start = time.perf_counter()
         pool, graphs = capture()
-        result: dict[str, Any] = {"model": work.name, "capture": time.perf_counter() - start}
-        result["replay"] = _replay_seconds(graphs)
-        result["outputs"] = dict(_compare(work, graphs, outputs, seed))
+        result = {"model": work.name, "capture": time.perf_counter() - start}
+        result["replay"] = replay_seconds(graphs, _PASSES)
+        result["outputs"] = [
+            _differing(work, size, graph, output, seed)
+            for size, graph, output in zip(work.sizes, graphs, outputs, strict=True)
+        ]
         if is_ours:
             return result | {"reserved": pool.stats()["reserved_bytes"]}
         del graphs
         torch.cuda.empty_cache()
-        memory: Any = torch.cuda.memory
         memory._record_memory_history("all", context=None, clear_history=True)
         kept = capture()
         (trace,) = traces_of(memory._snapshot())
         memory._record_memory_history(None)
         del kept
+        torch.cuda.empty_cache()
     return result | _sizes_of(trace) | {"graphs": len(work.sizes)}
 
 
-def _replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph]) -> float:
-    """The device's time for one pass over all of them."""
+def replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph], passes: int) -> float:
+    """The device's seconds for one pass over all of them."""
     import torch
 
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for passed in range(_PASSES + 1):
+    for passed in range(passes + 1):
         if passed == 1:  # the first pass is not timed: the device wakes up
+            torch.cuda.synchronize()
             start.record()
         for graph in graphs:
             graph.replay()
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) * 1e-3 / _PASSES
+    return float(start.elapsed_time(end)) * 1e-3 / passes
 
 
-def _compare(
-    work: _Work, graphs: Sequence[torch.cuda.CUDAGraph], outputs: Sequence[Tensor], seed: int
-) -> Iterator[tuple[int, str]]:
+def _differing(
+    work: _Work, size: int, graph: torch.cuda.CUDAGraph, output: Tensor, seed: int
+) -> Tensor | None:
+    """The bits of what a graph computes of fresh inputs, if they are not those of eager work."""
     import torch
 
-    for size, graph, output in zip(work.sizes, graphs, outputs, strict=True):
-        torch.manual_seed(seed * 1_000_003 + size)
-        work.input(size).normal_()
-        expected = work.model(work.input(size)).clone()
-        output.fill_(-77)  # a graph that does nothing is found out
-        graph.replay()
-        torch.cuda.synchronize()
-        is_equal = torch.equal(output.view(torch.int16), expected.view(torch.int16))
-        data = output.view(torch.int16).cpu().numpy().tobytes() if not is_equal else b""
-        yield size, hashlib.sha256(data).hexdigest() if data else ""
-
-
-if __name__ == "__main__":
-    _work(*sys.argv[1:])
+    torch.manual_seed(seed * 1_000_003 + size)
+    work.input(size).normal_()
+    expected = work.model(work.input(size)).clone()
+    output.fill_(-77)  # a graph that does nothing is found out
+    graph.replay()
+    torch.cuda.synchronize()
+    bits = output.view(torch.int16)
+    return None if bits.equal(expected.view(torch.int16)) else bits.to("cpu", copy=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from .._table import format_table, mib
-from ..integration.worker_process import ask
+from ..integration.environment import VARIABLE
 from .plot import STYLE
 
 _MIB: Final = 1 << 20
@@ -71,20 +71,52 @@ def needing_kernels(ways: Sequence[str]) -> list[str]:
     """One way for each set of kernels. To tune and compile them takes memory too, and only of the
     first process that needs them: one before those that are measured.
     """
-    first: dict[str, str] = {}
-    for way in ways:
-        if WAYS[way].compile is not None:
-            first.setdefault(json.dumps(WAYS[way].compile), way)
-    return list(first.values())
+    compiled = [way for way in ways if WAYS[way].compile is not None]
+    first = {json.dumps(WAYS[way].compile): way for way in reversed(compiled)}
+    return sorted(first.values(), key=compiled.index)
+
+
+class WorkerError(Exception):
+    """A process failed; ``stderr`` is all that it printed there."""
+
+    def __init__(self, message: str, stderr: str = "") -> None:
+        super().__init__(message)
+        self.stderr = stderr
+
+
+def run_python(
+    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
+) -> Any:
+    """Runs Python with these arguments; returns what it prints as its last line, which is JSON.
+    Raises WorkerError, also if that takes longer than ``seconds``.
+    """
+    command = [sys.executable, *arguments]
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired as late:
+        said = (late.stderr or b"").decode(errors="replace")
+        raise WorkerError(f"no answer in {seconds} s", said) from None
+    lines, said = done.stdout.splitlines(), done.stderr.decode(errors="replace")
+    if done.returncode or not lines:
+        last = said.strip().rpartition("\n")[2]
+        raise WorkerError(f"the process ended with code {done.returncode}: {last}", said)
+    return json.loads(lines[-1])
 
 
 def measure_apart(
-    function: str, way: str, train: bool, environment: Mapping[str, str] | None = None
+    function: str, way: str, train: bool, environment: Mapping[str, str] = os.environ
 ) -> Footprint | str:
-    """What a way took in a process of its own, or what went wrong."""
-    module = ["cudagraph_pool.tools.footprint", function, way, *["train"] * train]
-    answer = ask(module, os.environ if environment is None else environment)
-    return answer if isinstance(answer, str) else Footprint(**answer)
+    """What a way took in a process of its own, or what went wrong. It enables the pool itself, or
+    measures without: the environment does not.
+    """
+    # The package that this process runs, not one that lies in the current folder.
+    paths = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
+    environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: "0"}
+    try:
+        answer = run_python(["-P", "-m", __name__, function, way, *["train"] * train], environment)
+    except WorkerError as error:
+        return str(error)
+    return Footprint(**answer)
 
 
 def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
@@ -158,11 +190,9 @@ def used_by(process: int) -> int | None:
     """Bytes of devices that a process has, as the driver counts them, in MiB; None where it does
     not say.
     """
-    query = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory"]
+    query = ("--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits")
     try:
-        done = subprocess.run(
-            [*query, "--format=csv,noheader,nounits"], capture_output=True, text=True
-        )
+        done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True)
     except OSError:
         return None
     rows = (line.split(", ") for line in done.stdout.splitlines())
@@ -174,10 +204,8 @@ def _used() -> int:
     import torch
 
     own = used_by(os.getpid())
-    if own is not None:
-        return own
     free, total = torch.cuda.mem_get_info()
-    return int(total - free)
+    return int(total - free) if own is None else own
 
 
 def ratio(found: Found, way: str) -> float | None:
@@ -193,25 +221,25 @@ def ratio(found: Found, way: str) -> float | None:
 def table(found: Found) -> str:
     """Sizes in MiB."""
     rows = [["way", "allocated", "ratio", "reserved", "graph pool", "driver", "held"]]
-    for way, own in found.items():
-        if isinstance(own, Footprint):
-            compression = ratio(found, way)
-            pool = own.graph_pool if WAYS[way].has_graphs else None
-            sizes = map(mib, (own.reserved, pool, own.driver, own.held))
-            cells = ["-" if compression is None else f"{compression:.2f}", *sizes]
-            rows.append([way, mib(own.allocated), *cells])
+    for way, own in _measured(found).items():
+        compression = ratio(found, way)
+        pool = own.graph_pool if WAYS[way].has_graphs else None
+        sizes = map(mib, (own.reserved, pool, own.driver, own.held))
+        rows.append([way, mib(own.allocated), f"{compression:.2f}" if compression else "-", *sizes])
     failed = [f"{way}: {error}" for way, error in found.items() if isinstance(error, str)]
     return "\n".join([format_table(rows), *failed])
 
 
 def as_json(found: Found) -> dict[str, Any]:
     """By way, in bytes, with the compression ratio; of a way that failed the error."""
-    return {
-        way: {"error": footprint}
-        if isinstance(footprint, str)
-        else {**asdict(footprint), "held": footprint.held, "compression_ratio": ratio(found, way)}
-        for way, footprint in found.items()
-    }
+    rows: dict[str, Any] = {way: {"error": error} for way, error in found.items()}
+    for way, own in _measured(found).items():
+        rows[way] = {**asdict(own), "held": own.held, "compression_ratio": ratio(found, way)}
+    return rows
+
+
+def _measured(found: Found) -> dict[str, Footprint]:
+    return {way: own for way, own in found.items() if isinstance(own, Footprint)}
 
 
 def draw(models: Mapping[str, Found], path: Path) -> None:
@@ -237,19 +265,20 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
 
 
 def _draw_model(panel: Any, name: str, found: Found) -> None:
-    measured = {way: own for way, own in found.items() if isinstance(own, Footprint)}
-    ends = [0.0] * len(measured)
-    for label, colour, sizes in (
-        ("tensors", "#3b6ea5", [own.allocated for own in measured.values()]),
-        ("reserved beyond them", "#a9c4e0", [o.reserved - o.allocated for o in measured.values()]),
-        ("driver", "#d9d9d9", [own.driver for own in measured.values()]),
+    measured = _measured(found)
+    for label, colour, begins, ends in (
+        ("driver", "#d9d9d9", "reserved", "held"),
+        ("reserved beyond them", "#a9c4e0", "allocated", "reserved"),
+        ("tensors", "#3b6ea5", "", "allocated"),
     ):
-        widths = [size / _MIB for size in sizes]
-        bars = panel.barh(list(measured), widths, left=ends, color=colour, label=label)
-        ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    ratios = [ratio(found, way) for way in measured]
-    labels = [f"{end:,.0f} ({r:.2f})" if r else "" for end, r in zip(ends, ratios, strict=True)]
-    panel.bar_label(bars, labels, padding=3)
+        left = [getattr(own, begins, 0) / _MIB for own in measured.values()]
+        sizes = [getattr(own, ends) / _MIB for own in measured.values()]
+        widths = [size - begin for size, begin in zip(sizes, left, strict=True)]
+        bars = panel.barh(list(measured), widths, left=left, color=colour, label=label)
+        if ends == "held":
+            ratios = [f" ({r:.2f})" if (r := ratio(found, way)) else "" for way in measured]
+            labels = [f"{size:,.0f}{said}" for size, said in zip(sizes, ratios, strict=True)]
+            panel.bar_label(bars, labels, padding=3)
     panel.invert_yaxis()
     panel.margins(x=0.35)
     panel.set_title(name, loc="left", fontsize=11)

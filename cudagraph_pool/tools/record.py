@@ -14,13 +14,13 @@ import itertools
 import json
 import os
 import sys
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from ..switch import is_enabled
 from .memory_map import operation_of
 from .trace import Event, most_live_bytes
 
@@ -41,65 +41,38 @@ class Capture(NamedTuple):
         return any(begin <= address < end for begin, end in self.segments)
 
 
-@dataclass(slots=True)
-class _Pool:
-    """A trace in the making."""
-
-    graphs: list[list[Event]] = field(default_factory=list)
-    held: dict[int, int] = field(default_factory=dict)  # by graph, what stock had after it
-    late: list[Event] = field(default_factory=list)  # frees since its last capture has ended
-
-    def document(self) -> dict[str, Any]:
-        graphs = []
-        for place, events in enumerate(self.graphs):
-            written = [[1, *e] if e.bytes else [-1, e.block] for e in events]
-            stock = {"stock": self.held[place]} if self.held.get(place) else {}
-            graphs.append({"key": most_live_bytes(events), **stock, "events": written})
-        return {"stock": {"reserved": max(self.held.values(), default=0)}, "graphs": graphs}
-
-
 class Recorder:
     """Marks captures from now on, and writes them at the end of this process."""
 
     def __init__(self, folder: str, cuda: Any) -> None:
-        self._folder = folder
-        self._cuda = cuda
-        self._lock = threading.Lock()
-        self._begun = 0
+        self._folder, self._cuda = folder, cuda
+        self._numbers = itertools.count(1)
         self._captures: list[Capture] = []
         cuda.memory._record_memory_history("all", context=None, stacks="python")
-        graph = cuda.CUDAGraph
-        graph.capture_begin = self._beginning(graph.capture_begin)
-        graph.capture_end = self._ending(graph.capture_end)
+        begin, end = cuda.CUDAGraph.capture_begin, cuda.CUDAGraph.capture_end
 
-    def _beginning(self, begin: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(begin)
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
-            with self._lock:
-                self._begun += 1
-                graph._recorded_as = self._begun
+            graph._recorded_as = next(self._numbers)
             self._mark(f"{_BEGIN} {graph._recorded_as}")
             begin(graph, *args, **kwargs)
 
-        return capture_begin
-
-    def _ending(self, end: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(end)
         def capture_end(graph: Any) -> None:
             end(graph)
-            from ..switch import is_enabled
+            self._note(graph, self._mark(f"{_END} {graph._recorded_as}"))
 
-            pool, device = tuple(graph.pool()), self._cuda.current_device()
-            segments = [
-                (segment["address"], segment["address"] + segment["total_size"])
-                for segment in self._mark(f"{_END} {graph._recorded_as}")
-                if tuple(segment["segment_pool_id"]) == pool and segment["device"] == device
-            ]
-            reserved = 0 if is_enabled() else sum(end - begin for begin, end in segments)
-            with self._lock:
-                self._captures.append(Capture(graph._recorded_as, device, pool, segments, reserved))
+        cuda.CUDAGraph.capture_begin, cuda.CUDAGraph.capture_end = capture_begin, capture_end
 
-        return capture_end
+    def _note(self, graph: Any, segments: Iterable[Mapping[str, Any]]) -> None:
+        pool, device = tuple(graph.pool()), self._cuda.current_device()
+        spans = [
+            (segment["address"], segment["address"] + segment["total_size"])
+            for segment in segments
+            if tuple(segment["segment_pool_id"]) == pool and segment["device"] == device
+        ]
+        reserved = 0 if is_enabled() else sum(end - begin for begin, end in spans)
+        self._captures.append(Capture(graph._recorded_as, device, pool, spans, reserved))
 
     def _mark(self, text: str) -> Any:
         """Leaves a mark in the history; returns all segments.
@@ -150,46 +123,62 @@ def traces_of(
     A block that is freed between two captures is freed at the start of the second; one that was
     not allocated in a capture is not there. ``history`` has the entries of torch's for each device.
     """
-    pools: dict[tuple[int, tuple[int, int]], _Pool] = {}
     known = list(captures)
-    for device in dict.fromkeys(capture.device for capture in known):
-        on_device = {capture.number: capture for capture in known if capture.device == device}
-        _read_device(history[device], on_device, pools)
-    return [pool.document() for pool in pools.values() if any(pool.graphs)]
+    pools = [
+        pool
+        for device, entries in enumerate(history)
+        for pool in _pools(entries, {c.number: c for c in known if c.device == device})
+    ]
+    return [pool.document() for pool in pools if any(pool.graphs)]
 
 
-def _read_device(
-    entries: Iterable[Mapping[str, Any]],
-    known: Mapping[int, Capture],
-    pools: dict[tuple[int, tuple[int, int]], _Pool],
-) -> None:
-    open_pools: dict[int, _Pool] = {}  # by the number of a capture
-    places: dict[int, int] = {}  # of captures among their pool's graphs
+@dataclass(slots=True)
+class _Pool:
+    """A trace in the making."""
+
+    graphs: list[list[Event]] = field(default_factory=list)
+    stock: list[int] = field(default_factory=list)  # what it had after each
+    open: dict[int, Capture] = field(default_factory=dict)  # captures under way, by number
+    late: list[Event] = field(default_factory=list)  # frees since its last capture has ended
+
+    def document(self) -> dict[str, Any]:
+        graphs = []
+        for events, held in zip(self.graphs, self.stock, strict=True):
+            written = [[1, *e] if e.bytes else [-1, e.block] for e in events]
+            stock = {"stock": held} if held else {}
+            graphs.append({"key": most_live_bytes(events), **stock, "events": written})
+        return {"stock": {"reserved": max(self.stock)}, "graphs": graphs}
+
+
+def _pools(entries: Iterable[Mapping[str, Any]], known: Mapping[int, Capture]) -> list[_Pool]:
+    """Those of one device."""
+    pools: dict[tuple[int, int], _Pool] = {}
     live: dict[int, tuple[_Pool, int]] = {}  # by address: whose it is, and its number
     streams: dict[int, int] = {}
     blocks = itertools.count()
     for entry in entries:
         if entry["action"] == "snapshot":
             text, _, digits = str(entry["user_metadata"]).rpartition(" ")
-            number = int(digits) if text in (_BEGIN, _END) else 0
-            if text == _BEGIN and number in known:
-                capture = known[number]
-                pool = pools.setdefault((capture.device, capture.pool), _Pool())
-                open_pools[number], places[number] = pool, len(pool.graphs)
+            capture = known.get(int(digits)) if text in (_BEGIN, _END) else None
+            if capture is not None:
+                pool = pools.setdefault(capture.pool, _Pool())
+                if text == _END:
+                    pool.open.pop(capture.number, None)
+                    continue
+                pool.open[capture.number] = capture
                 pool.graphs.append(pool.late)
+                pool.stock.append(capture.reserved_bytes)
                 pool.late = []
-            elif text == _END and number in open_pools:
-                open_pools.pop(number).held[places[number]] = known[number].reserved_bytes
             continue
         address, size = operation_of(entry) or (0, 0)
         if size:
-            owners = (pool for n, pool in open_pools.items() if known[n].holds(address))
-            owner = next(owners, None)
+            under_way = ((c, pool) for pool in pools.values() for c in pool.open.values())
+            owner = next((pool for capture, pool in under_way if capture.holds(address)), None)
             if owner is not None:
                 block, stream = next(blocks), streams.setdefault(entry["stream"], len(streams))
                 owner.graphs[-1].append(Event(block, size, stream))
                 live[address] = owner, block
         elif address in live:
             pool, block = live.pop(address)
-            is_open = any(pool is other for other in open_pools.values())
-            (pool.graphs[-1] if is_open else pool.late).append(Event(block, 0, 0))
+            (pool.graphs[-1] if pool.open else pool.late).append(Event(block, 0, 0))
+    return list(pools.values())

@@ -14,11 +14,12 @@ import io
 import json
 import os
 import random
+import reprlib
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, NoReturn
+from typing import Any, Final, Literal, NamedTuple
 
 Order = Literal["recorded", "asc", "desc", "shuffled"]
 ORDERS: Final[tuple[Order, ...]] = ("recorded", "asc", "desc", "shuffled")
@@ -41,13 +42,11 @@ PICKLED: Final = b"\x80"  # what a file begins with that pickle has written
 
 
 class TraceError(ValueError):
-    """A trace that cannot be used."""
+    """A trace that cannot be used: ``what`` is wrong at a place, as ``graphs[3].events[17]``."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(where, what)
-        self.path = ""
-        self.where = where  # the place in the file, as graphs[3].events[17]; empty: all of it
-        self.what = what  # what is wrong there
+        self.path, self.where, self.what = "", where, what
 
     def __str__(self) -> str:
         name = self.path if self.path and self.path.isprintable() else repr(self.path)
@@ -103,11 +102,6 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     name = os.fspath(path)
     with errors_of(name):
         return parse_trace(name, read_bytes(name, MAX_JSON_BYTES))
-
-
-def parse_trace(path: str, data: bytes) -> Trace:
-    """The trace that a file holds; raises TraceError without its name."""
-    return _trace(path, _parse(_text(data)))
 
 
 def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
@@ -189,72 +183,38 @@ def read_bytes(path: str, most: int) -> bytes:
     return data
 
 
-def _text(data: bytes) -> bytes:
-    """The file's JSON. No more than the limit is ever held, of it and of what is compressed."""
-    too_long = f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON"
-    if len(data) > MAX_JSON_BYTES:
-        raise TraceError(f"byte {MAX_JSON_BYTES}", too_long)
+def parse_trace(path: str, data: bytes) -> Trace:
+    """The trace that a file holds. Of its JSON no more than the limit is ever held, also of what is
+    compressed. Raises TraceError without the file's name.
+    """
     if data.startswith(PICKLED):
         what = "a pickle, as torch.cuda.memory._dump_snapshot() writes it: report reads these"
         raise TraceError("", what)
-    if not data.startswith(b"\x1f\x8b"):
-        return data
     try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
-            text = compressed.read(MAX_JSON_BYTES + 1)
-    except EOFError:
-        raise TraceError(f"byte {len(data)}", "gzip ends early: the file is truncated") from None
-    except (zlib.error, gzip.BadGzipFile) as error:
+        if data.startswith(b"\x1f\x8b") and len(data) <= MAX_JSON_BYTES:
+            with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
+                data = compressed.read(MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            what = f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON"
+            raise TraceError("", what)
+        document = json.loads(data.decode())
+    except (EOFError, OSError, zlib.error) as error:
         raise TraceError("", f"gzip is damaged: {error}") from None
-    if len(text) > MAX_JSON_BYTES:
-        raise TraceError(f"byte {MAX_JSON_BYTES} after decompression", too_long)
-    return text
-
-
-def _parse(data: bytes) -> object:
-    def refuse_constant(name: str) -> NoReturn:
-        raise TraceError("", f"{name} stands in it, which is not JSON")
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        result: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in result:
-                raise TraceError("", f"an object has the key {_show(key)} twice")
-            result[key] = value
-        return result
-
-    try:
-        return json.loads(data.decode(), parse_constant=refuse_constant, object_pairs_hook=unique)
-    except TraceError:
-        raise
-    except UnicodeDecodeError as error:
-        raise TraceError(f"byte {error.start}", "not UTF-8: not a trace") from None
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise TraceError(where, f"not JSON: {error.msg}") from None
     except RecursionError:
         raise TraceError("", "not a trace: JSON nested too deeply") from None
-    except ValueError as error:  # an integer of thousands of digits
-        raise TraceError("", f"not a trace: {error}") from None
+    except TraceError:
+        raise
+    except ValueError as error:
+        raise TraceError("", f"not JSON: {error}") from None
+    return _trace(path, document)
 
 
 # What objects hold: by key a type, or which integers. A key that ends in ? may be absent.
-Bounds = range
-Fields = Mapping[str, "type | Bounds"]
+Fields = Mapping[str, type | range]
 NUMBERS: Final = range(MAX_NUMBER + 1)
+SIZES: Final = range(1, MAX_LIVE_BYTES + 1)
 _TRACE: Final[Fields] = {"name": str, "torch?": str, "gpu?": str, "stock": dict, "graphs": list}
-_STOCK: Final[Fields] = {
-    **dict.fromkeys(("used?", "peak_live?", "live_at_end?"), NUMBERS),
-    "conf?": str,
-    "capture_s?": float,
-    "reserved": NUMBERS,
-}
 _GRAPH: Final[Fields] = {"key": NUMBERS, "stock?": NUMBERS, "events": list}
-_ALLOCATION: Final[Fields] = {
-    "id": NUMBERS,
-    "bytes": range(1, MAX_LIVE_BYTES + 1),
-    "stream": NUMBERS,
-}
 
 
 def _trace(path: str, document: object) -> Trace:
@@ -263,11 +223,10 @@ def _trace(path: str, document: object) -> Trace:
     name, documents = top["name"], top["graphs"]
     if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
         raise TraceError("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
-    reserved = members(top["stock"], _STOCK, "stock")["reserved"]
+    reserved = members(top["stock"], {"reserved": NUMBERS}, "stock")["reserved"]
     if not 0 < len(documents) <= MAX_GRAPHS:
-        raise TraceError(
-            "graphs", f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
-        )
+        what = f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
+        raise TraceError("graphs", what)
     blocks = _Blocks()
     graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
     if not blocks.sizes:
@@ -286,7 +245,7 @@ def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
         try:
             events.append(blocks.read(event))
         except TraceError as error:
-            error.where = f"{where}.events[{number}]{error.where}"
+            error.where = f"{where}.events[{number}]"
             raise
     return Graph(graph["key"], events, graph.get("stock"))
 
@@ -300,45 +259,42 @@ class _Blocks:
         self._live_bytes = 0
         self._streams: set[int] = set()
 
-    def read(self, value: object) -> Event:
-        event = checked(value, list, "")
-        kind = event[0] if event and type(event[0]) is int else 0
-        if (kind, len(event)) == (1, 4):
-            parts = zip(_ALLOCATION.items(), event[1:], strict=True)
-            return self._allocation(*(checked(x, bounds, f" {key}") for (key, bounds), x in parts))
-        if (kind, len(event)) == (-1, 2):
-            return self._free(checked(event[1], NUMBERS, " id"))
+    def read(self, event: Any) -> Event:
+        are_numbers = isinstance(event, list) and {int}.issuperset(map(type, event))
+        match event if are_numbers else None:
+            case [1, block, size, stream] if (
+                block in NUMBERS and size in SIZES and stream in NUMBERS
+            ):
+                return self._allocate(Event(block, size, stream))
+            case [-1, block]:
+                return self._free(block)
         raise TraceError("", f"must be [1, id, bytes, stream] or [-1, id], is {_show(event)}")
 
-    def _allocation(self, block: int, size: int, stream: int) -> Event:
-        self._streams.add(stream)
+    def _allocate(self, event: Event) -> Event:
+        self._streams.add(event.stream)
         if len(self._streams) > MAX_STREAMS:
             raise TraceError("", f"more than {MAX_STREAMS} streams in one trace")
-        if block in self.sizes:
-            raise TraceError("", f"block {block} is allocated a second time")
-        self.sizes[block] = size
-        self._live_bytes += size
+        if event.block in self.sizes:
+            raise TraceError("", f"block {event.block} is allocated a second time")
+        self.sizes[event.block] = event.bytes
+        self._live_bytes += event.bytes
         if self._live_bytes > MAX_LIVE_BYTES:
             most = f"at most {MAX_LIVE_BYTES} can be replayed"
             raise TraceError("", f"{self._live_bytes} bytes are live; {most}")
-        return Event(block, size, stream)
+        return event
 
     def _free(self, block: int) -> Event:
-        if block not in self.sizes:
-            raise TraceError("", f"block {block} is freed, but was never allocated")
-        if not self.sizes[block]:
-            raise TraceError("", f"block {block} is freed a second time")
+        if not self.sizes.get(block):
+            what = "freed a second time" if block in self.sizes else "freed, but never allocated"
+            raise TraceError("", f"block {block} is {what}")
         self._live_bytes -= self.sizes[block]
         self.sizes[block] = 0
         return Event(block, 0, 0)
 
 
-_KINDS: Final = {
-    dict: "an object",
-    float: "a number",
-    list: "an array",
-    str: "a string",
-    tuple: "a tuple",
+_KINDS: Final[Mapping[type, str]] = {
+    **{dict: "an object", list: "an array"},
+    **{str: "a string", tuple: "a tuple", int: "an integer"},
 }
 
 
@@ -354,29 +310,19 @@ def members(value: object, fields: Fields, where: str) -> dict[str, Any]:
     return parent
 
 
-def checked(value: Any, kind: type | Bounds, where: str) -> Any:
+def checked(value: Any, kind: type | range, where: str) -> Any:
     """The value, if it is what may stand there; true and false are no integers."""
-    what = "an integer" if isinstance(kind, Bounds) else _KINDS[kind]
-    kinds = (int,) if isinstance(kind, Bounds) else (int, float) if kind is float else (kind,)
-    if type(value) not in kinds:
-        raise TraceError(where, f"must be {what}, is {_show(value)}")
-    if isinstance(kind, Bounds) and value not in kind:
+    expected = int if isinstance(kind, range) else kind
+    if type(value) is not expected:
+        raise TraceError(where, f"must be {_KINDS[expected]}, is {_show(value)}")
+    if isinstance(kind, range) and value not in kind:
         raise TraceError(where, f"must be {kind[0]} to {kind[-1]}, is {_show(value)}")
-    if kind is float and not 0 <= value <= sys.float_info.max:
-        raise TraceError(where, f"must be a time in seconds, is {_show(value)}")
     return value
 
 
 def _show(value: object) -> str:
-    """A value as JSON, short and on one line."""
-    if isinstance(value, dict):
-        return f"an object of {len(value)} members"
-    if isinstance(value, list) and (
-        len(value) > 8 or any(isinstance(item, list | dict) for item in value)
-    ):
-        return f"an array of {len(value)} values"
+    """A value, short and on one line."""
     try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):  # what a pickle may hold
-        text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+        return reprlib.repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
