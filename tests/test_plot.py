@@ -61,10 +61,10 @@ def test_picture(figures: list[Figure], tmp_path: Path) -> None:
     shapes = (*whole.get_facecolor(), *stitched.get_facecolor())
     assert len({tuple(colour) for colour in shapes}) == len(cost.graphs)
 
-    # PyTorch's own grows beside the pool's, to what the bars say; in GiB, since it takes ten.
+    # PyTorch's own grows beside the pool's, to what the bars say.
     lines: Any = growth.lines
     curves: list[list[float]] = [list(line.get_ydata()) for line in lines]
-    assert [curve[-1] * 1024 for curve in curves] == [11_366, 4_162]
+    assert [curve[-1] for curve in curves] == [11_366, 4_162]
     assert all(curve == sorted(curve) for curve in curves)
     assert [text.get_text() for text in bars.texts][1:] == [
         *("11,366 MiB (2.75 ×)", "4,162 MiB (1.01 ×)", "4,138 MiB (1.00 ×)")
@@ -88,11 +88,9 @@ def test_what_no_graph_has_is_not_in_the_legend(figures: list[Figure], tmp_path:
     (legend,) = (part.legends[0] for part in figures[0].subfigs if part.legends)
     assert [text.get_text() for text in legend.get_texts()] == [
         "6 blocks, in the colour of their graph",
-        "2 blocks of no graph: eager work",
+        "2 of no graph: eager work",
         "minimum: 2 MiB",
     ]
-    marks = [text.get_text() for text in figures[0].axes[-1].get_yticklabels()]
-    assert marks == ["1", "2"], "long names are not shown"
 
 
 @pytest.mark.filterwarnings("error")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ from .._table import mib
 from .memory_map import MemoryMap, drawing
 from .replay import POOL, new_pools, run, stock_bytes
 from .stock import growth, primed_bytes
-from .trace import Graph, Order, Trace, minimum_bytes, most_live_bytes, replay_sequence, whole_pages
+from .trace import Order, Trace, minimum_bytes, most_live_bytes, replay_sequence, whole_pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +25,10 @@ class GraphCost:
     @classmethod
     def of(cls, name: object, took: Mapping[str, int]) -> GraphCost:
         """Of what the core or the adapter says that a capture took."""
+        needed = took["peak_bytes"] - took["live_before_bytes"]
         first = took["first_allocation"]
-        return cls(
-            str(name),
-            took["added_bytes"],
-            took["peak_bytes"] - took["live_before_bytes"],
-            range(first, first + took["allocations"]),
-        )
+        numbers = range(first, first + took["allocations"])
+        return cls(str(name), took["added_bytes"], needed, numbers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +69,32 @@ class PoolCost:
             return f"{text}, where a pool for each would take {mib(self.apart)} MiB"
         return text
 
+    def of_largest(self) -> str:
+        """What the others take beside it, as a sentence."""
+        if len(self.graphs) < 2:
+            return ""
+        largest = max(self.graphs, key=lambda graph: graph.needed)
+        more = max(0, self.reserved - largest.needed)
+        return (
+            f"its largest graph ({largest.name}) needs {mib(largest.needed)} MiB alone; all "
+            f"{len(self.graphs):,} together take {mib(more)} MiB more"
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """See docs/api.md."""
+        held = ("stock", "expandable", "primed")
+        sizes = ("minimum", "reserved", "stock_growth", "saved", "apart")
+        return {
+            **{name: getattr(self, name) for name in ("name", "kind", "execs")},
+            "order": self.order or None,
+            **{f"{name}_reserved_bytes": getattr(self, name) for name in held},
+            **{f"{name}_bytes": getattr(self, name) for name in sizes},
+            "graphs": [
+                {"name": graph.name, "needed_bytes": graph.needed, "added_bytes": graph.added}
+                for graph in self.graphs
+            ],
+        }
+
 
 def of_trace(
     trace: Trace, order: Order = "recorded", seed: int = 0, maps: bool = False
@@ -84,8 +106,11 @@ def of_trace(
     pools = new_pools()
     drawn = MemoryMap() if maps else None
     run(pools, graphs, None if drawn is None else drawing(pools, drawn))
-    taken = pools.captures(POOL)
-    costs = list(map(GraphCost.of, map(_name, itertools.count(1), graphs), taken))
+    costs = []
+    for number, (graph, took) in enumerate(zip(graphs, pools.captures(POOL), strict=True), 1):
+        # ``record`` does not know what was captured, and writes bytes there.
+        is_named = graph.key != most_live_bytes(graph.events)
+        costs.append(GraphCost.of(graph.key if is_named else number, took))
     stock, expandable, primed = stock_bytes(trace, graphs), None, None
     held = [graph.stock_bytes for graph in graphs]
     stock_growth = [size for size in held if size is not None] if all(held) else None
@@ -110,14 +135,9 @@ def of_trace(
     )
 
 
-def _name(number: int, graph: Graph) -> int:
-    """What was captured; in a trace of ``record``, which has bytes there, which one it is."""
-    return number if graph.key == most_live_bytes(graph.events) else graph.key
-
-
 def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None) -> PoolCost:
     """What a pool of this process costs, by what :func:`cudagraph_pool.stats` says of it."""
-    costs = list(map(GraphCost.of, itertools.count(1), pool["graphs"]))
+    costs = [GraphCost.of(number, took) for number, took in enumerate(pool["graphs"], 1)]
     first, second = pool["id"]
     is_torchs = first < 2**63  # of the others there is one, which its kind names
     return PoolCost(

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import os
 import warnings
+from collections.abc import Iterator
 from typing import IO, Any, Final
 
 from .._table import mib
@@ -13,9 +14,9 @@ from .costs import PoolCost
 
 FORMATS: Final = (".png", ".svg", ".pdf")
 _MIB: Final = 1 << 20
-_GIB: Final = 1 << 30
 _NAME: Final = 40  # characters of it that fit
 _OUTSIDE: Final = (0.6, 0.6, 0.6)  # of blocks that no graph allocated
+_HATCH: Final = "/////"  # of stitched blocks
 _OURS, _STOCK, _MINIMUM = "#2a788e", "#c8641e", "#222222"
 _BARS: Final = {
     "a pool for each graph": ("apart", "#c9c9c9"),
@@ -32,8 +33,6 @@ STYLE: Final = {
     "svg.fonttype": "none",
     "svg.hashsalt": "cudagraph_pool",
 }
-# matplotlib's own font has no East Asian letters.
-_MORE_FONTS: Final = ("Noto Sans CJK JP", "Noto Sans CJK SC", "WenQuanYi Zen Hei", "IPAGothic")
 
 
 def require_matplotlib() -> None:
@@ -52,32 +51,23 @@ def draw(
     ending says in which format, unless ``format`` does: png, svg, pdf.
     """
     require_matplotlib()
-    from matplotlib import font_manager, rc_context
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    installed = set(font_manager.get_font_names())
-    fonts = ["DejaVu Sans", *(font for font in _MORE_FONTS if font in installed)]
-    with rc_context({**STYLE, "font.family": fonts}), warnings.catch_warnings():
+    name = cost.name if len(cost.name) <= _NAME else cost.name[: _NAME - 1] + "…"
+    title = name + cost.headline().removeprefix(cost.name)
+    with rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
         figure = Figure(figsize=(10, 8), layout="constrained")
         parts: Any = figure.subfigures(2, 1, height_ratios=(2, 5))
         top, bottom = parts
-        if len(cost.graphs) > 1:
-            bars, curves = top.subplots(1, 2, width_ratios=(3, 2))
-            _draw_growth(curves, cost)
-        else:
-            bars = top.subplots()
+        bars, curves = top.subplots(1, 2, width_ratios=(3, 2))
         _draw_bars(bars, cost)
+        _draw_growth(curves, cost)
         _draw_map(bottom, bottom.subplots(), cost)
-        figure.suptitle(_shown(cost), x=0.01, ha="left", fontweight="bold", wrap=True)
+        title = title.replace("$", r"\$")  # no formula
+        figure.suptitle(title, x=0.01, ha="left", fontweight="bold", wrap=True)
         figure.savefig(file, dpi=120, format=format)
-
-
-def _shown(cost: PoolCost) -> str:
-    """The headline, with a name that fits and is no formula."""
-    text = cost.headline().removeprefix(cost.name)
-    name = cost.name if len(cost.name) <= _NAME else cost.name[: _NAME - 1] + "…"
-    return (name + text).replace("$", r"\$")
 
 
 def _draw_bars(panel: Any, cost: PoolCost) -> None:
@@ -96,33 +86,20 @@ def _draw_bars(panel: Any, cost: PoolCost) -> None:
 
 def _draw_growth(panel: Any, cost: PoolCost) -> None:
     """What each allocator held after each graph: what makes one grow costs memory."""
-    scale, unit = _scale(max(cost.reserved, cost.stock or 0))
     before = cost.reserved - sum(graph.added for graph in cost.graphs)
     ours = list(itertools.accumulate((graph.added for graph in cost.graphs), initial=before))[1:]
     for sizes, colour, label in (
         (cost.stock_growth or [], _STOCK, "PyTorch's own"),
         (ours, _OURS, "cudagraph_pool"),
     ):
-        held = [size / scale for size in sizes]
+        held = [size / _MIB for size in sizes]
         if held:
             panel.step(range(1, len(held) + 1), held, where="post", color=colour, label=label, lw=2)
     panel.set_ylim(bottom=0)
     panel.set_xlabel("graphs captured")
-    panel.set_title(f"held after each graph, {unit}", loc="left", fontsize=11)
+    panel.set_ylabel("held, MiB")
     panel.legend(frameon=False, fontsize=10)
-    _whole_numbers(panel, x=True, y=unit == "MiB")
-
-
-def _scale(largest: int) -> tuple[int, str]:
-    return (_GIB, "GiB") if largest >= 10 * _GIB else (_MIB, "MiB")
-
-
-def _whole_numbers(panel: Any, x: bool, y: bool) -> None:
-    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
-
-    for axis in [panel.xaxis] * x + [panel.yaxis] * y:
-        axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
-        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    _whole_numbers(panel)
 
 
 def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
@@ -130,81 +107,64 @@ def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
 
     The shapes are a picture within the picture: tens of thousands would make a file of many MiB.
     """
+    from matplotlib import colormaps
+    from matplotlib.cm import ScalarMappable
     from matplotlib.collections import PolyCollection
+    from matplotlib.colors import Normalize
     from matplotlib.patches import Patch
 
-    drawn = cost.map
-    assert drawn is not None
-    scale, unit = _scale(max(cost.reserved, cost.minimum))
-    graphs = _graphs_of(cost)
-    colours = _colours(len(cost.graphs))
-    whole: list[tuple[Any, Any]] = []  # of shapes, with their colours
-    stitched: list[tuple[Any, Any]] = []
-    for placed, graph in zip(drawn.placed, graphs, strict=True):
-        face = _OUTSIDE if graph is None else colours(graph)[:3]
-        left, right = placed.born, drawn.operations if placed.died is None else placed.died
-        for low, high in placed.stretches:
-            corners = [
-                (x, y / scale) for x, y in ((left, low), (right, low), (right, high), (left, high))
-            ]
-            (stitched if len(placed.stretches) > 1 else whole).append((corners, face))
-    for shapes, hatch in ((whole, None), (stitched, "/////")):
-        if shapes:
-            outlines, faces = zip(*shapes, strict=True)
-            look = {"edgecolors": "white", "linewidths": 0} if hatch else {"edgecolors": "none"}
-            panel.add_collection(
-                PolyCollection(outlines, facecolors=faces, hatch=hatch, rasterized=True, **look)
-            )
-    low = panel.axhline(cost.minimum / scale, color=_MINIMUM, ls="--", lw=1.2)
+    assert cost.map is not None
+    # Which colour-blind readers can tell apart too.
+    colours: Any = ScalarMappable(Normalize(0, max(1, len(cost.graphs) - 1)), colormaps["viridis"])
+    placed, graphs = cost.map.placed, _graphs_of(cost)
+    for hatch in (None, _HATCH):
+        shapes, faces = [], []
+        for block, graph in zip(placed, graphs, strict=True):
+            if (len(block.stretches) > 1) == bool(hatch):
+                end = cost.map.operations if block.died is None else block.died
+                rectangles = [*_rectangles(block.born, end, block.stretches)]
+                shapes += rectangles
+                face = _OUTSIDE if graph is None else colours.to_rgba(graph)
+                faces += [face] * len(rectangles)
+        look = {"edgecolors": "white", "linewidths": 0} if hatch else {"edgecolors": "none"}
+        panel.add_collection(
+            PolyCollection(shapes, facecolors=faces, hatch=hatch, rasterized=True, **look)
+        )
+    low = panel.axhline(cost.minimum / _MIB, color=_MINIMUM, ls="--", lw=1.2)
     low.set_label(f"minimum: {mib(cost.minimum)} MiB")
-    panel.set_xlim(0, max(1, drawn.operations))
-    panel.set_ylim(0, 1.08 * max(cost.reserved, cost.minimum) / scale)
+    panel.set_xlim(0, max(1, cost.map.operations))
+    panel.set_ylim(0, 1.08 * max(cost.reserved, cost.minimum) / _MIB)
     panel.set_xlabel("allocations and frees, in their order")
-    panel.set_ylabel(f"place in the pool, {unit}")
-    _whole_numbers(panel, x=True, y=unit == "MiB")
-    _colour_bar(figure, panel, cost)
-    middle, outside = colours(len(cost.graphs) // 2), graphs.count(None)
-    pieces = sum(len(placed.stretches) > 1 for placed in drawn.placed)
-    hatched = {"facecolor": middle, "hatch": "/////", "edgecolor": "white"}
-    legend: tuple[tuple[int, str, dict[str, Any]], ...] = (
-        (len(drawn.placed), ", in the colour of their graph", {"color": middle}),
-        (pieces, " stitched of pieces in several places", hatched),
-        (outside, " of no graph: eager work", {"color": _OUTSIDE}),
-    )
-    handles = [
-        Patch(label=f"{count:,} block{'s' * (count != 1)}{what}", **look)
-        for count, what, look in legend
-        if count
+    panel.set_ylabel("place in the pool, MiB")
+    _whole_numbers(panel)
+    if len(cost.graphs) > 1:
+        bar = figure.colorbar(colours, ax=panel, pad=0.01, aspect=40)
+        bar.set_ticks([0, len(cost.graphs) - 1], labels=["first graph", "last"])
+    middle = colours.to_rgba(len(cost.graphs) // 2)
+    stitched = sum(len(block.stretches) > 1 for block in placed)
+    legend = [
+        Patch(color=middle, label=f"{len(placed):,} blocks, in the colour of their graph"),
+        Patch(facecolor=middle, hatch=_HATCH, edgecolor="white", label=f"{stitched:,} stitched"),
+        Patch(color=_OUTSIDE, label=f"{graphs.count(None):,} of no graph: eager work"),
     ]
-    figure.legend(handles=[*handles, low], loc="outside lower left", ncols=2, frameon=False)
+    shown = [part for part in legend if not str(part.get_label()).startswith("0 ")]
+    figure.legend(handles=[*shown, low], loc="outside lower left", ncols=2, frameon=False)
 
 
-def _colour_bar(figure: Any, panel: Any, cost: PoolCost) -> None:
-    count = len(cost.graphs)
-    if count < 2:
-        return
-    from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
-
-    scale = ScalarMappable(Normalize(0, count), _colours(count))
-    bar = figure.colorbar(scale, ax=panel, pad=0.01, aspect=40)
-    marks = sorted({round(part * (count - 1) / 8) for part in range(9)})
-    names = [graph.name for graph in cost.graphs]
-    are_sizes = names != [str(number) for number in range(1, count + 1)]
-    if max(map(len, names)) > 8:  # would push the map aside
-        names, are_sizes = [str(number) for number in range(1, count + 1)], False
-    bar.set_ticks([mark + 0.5 for mark in marks], labels=[names[mark] for mark in marks])
-    bar.ax.tick_params(labelsize=10, length=0)
-    bar.minorticks_off()
-    first = "size of the graph, the first captured below" if are_sizes else "graph, as captured"
-    bar.set_label(first)
+def _rectangles(
+    left: int, right: int, stretches: list[tuple[int, int]]
+) -> Iterator[list[tuple[int, float]]]:
+    for begin, end in stretches:
+        low, high = begin / _MIB, end / _MIB
+        yield [(left, low), (right, low), (right, high), (left, high)]
 
 
-def _colours(count: int) -> Any:
-    """One for each graph, which colour-blind readers can tell apart too."""
-    from matplotlib import colormaps
+def _whole_numbers(panel: Any) -> None:
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
 
-    return colormaps["viridis"].resampled(max(1, count))
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+        axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
 
 def _graphs_of(cost: PoolCost) -> list[int | None]:

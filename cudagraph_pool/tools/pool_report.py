@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import importlib.util
 import io
 import os
@@ -12,14 +11,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from tqdm import tqdm
-
 from .. import __version__
 from .._adapter import load_adapter
 from .._table import format_table, mib
 from ..pools import stats
 from .costs import PoolCost, of_pool
 from .memory_map import MemoryMap, Operation, map_of_history, operation_of
+from .plot import draw
 
 _LEGEND: Final = (
     "In MiB. minimum: the most that was allocated at once; no allocator can do with less. saved: "
@@ -28,6 +26,7 @@ _LEGEND: Final = (
     "expandable segments; primed: where one block comes first, of the best of three sizes."
 )
 _WORDS: Final = ("pool", "kind", "order")  # the columns of these; the others hold numbers
+_SIZES: Final = ("stock", "saved", "apart", "expandable", "primed")
 
 
 class PoolReport:
@@ -44,24 +43,22 @@ class PoolReport:
         self.process = dict(process or {})
 
     def __repr__(self) -> str:
-        return str(self)
-
-    def __str__(self) -> str:
-        parts = _of_process(self.process)
+        lines = _of_process(self.process)
         if not self.pools:
-            return "\n".join([*parts, "there are no graph pools"])
+            return "\n".join([*lines, "there are no graph pools"])
         rows = _rows(self.pools)
-        parts += ["", format_table(rows, _word_columns(rows)), "", textwrap.fill(_LEGEND, 80), ""]
+        table = format_table(rows, _word_columns(rows))
+        lines += ["", table, "", textwrap.fill(_LEGEND, 80), ""]
         for pool in self.pools:
-            parts += [pool.headline(), *([f"  {said}"] if (said := _of_largest(pool)) else [])]
-        return "\n".join([*parts, *_in_all(self.pools)]).lstrip("\n")
+            lines += [pool.headline(), *(f"  {said}" for said in [pool.of_largest()] if said)]
+        return "\n".join([*lines, *_in_all(self.pools)]).lstrip("\n")
 
     def as_json(self) -> dict[str, Any]:
         r"""Return what ``cudagraph-pool report --json`` prints, as docs/api.md lists it; of a
         running program also ``captures`` and ``execs``, which with a pool's ``kind`` are those of
         :func:`stats`.
         """
-        return {"pools": [_as_json(pool) for pool in self.pools], **self.process}
+        return {"pools": [pool.as_json() for pool in self.pools], **self.process}
 
     def save_html(self, path: str | os.PathLike[str]) -> None:
         r"""Write a page that stands alone, with pictures where there are maps and matplotlib.
@@ -69,7 +66,29 @@ class PoolReport:
         Raises:
             ImportError: There is no jinja2, which ``pip install 'cudagraph-pool[report]'`` brings.
         """
-        Path(path).write_text(_page(self), encoding="utf-8")
+        try:
+            from jinja2 import Environment, PackageLoader
+        except ModuleNotFoundError:
+            what = "a page needs jinja2, which is not installed here"
+            raise ImportError(f"{what}: pip install 'cudagraph-pool[report]'") from None
+        templates = Environment(
+            loader=PackageLoader(__package__, "."),
+            autoescape=True,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        rows = _rows(self.pools) if self.pools else []
+        page = templates.get_template("report.html").render(
+            lines=[*_of_process(self.process), *_in_all(self.pools)],
+            rows=rows,
+            words=_word_columns(rows),
+            legend=_LEGEND,
+            pools=[(pool, _picture(pool)) for pool in self.pools],
+            has_matplotlib=importlib.util.find_spec("matplotlib") is not None,
+            mib=mib,
+            version=__version__,
+        )
+        Path(path).write_text(page, encoding="utf-8")
 
 
 def report() -> PoolReport:
@@ -81,14 +100,23 @@ def report() -> PoolReport:
     :func:`torch.cuda.memory._record_memory_history` was called before the captures.
     """
     found = stats()
-    history = histories() if found["pools"] else []
-    pools = [
-        of_pool(pool, map_of_pool(history, pool["device"], pool["id"])) for pool in found["pools"]
-    ]
+    history = _histories() if found["pools"] else []
+    pools = [of_pool(pool, _map_of_pool(history, pool)) for pool in found["pools"]]
     return PoolReport(pools, {name: found[name] for name in ("captures", "execs")})
 
 
-def histories() -> list[list[Operation]]:
+def draw_pool(pool: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+    """See :meth:`GraphPool.plot`; ``pool`` is what :func:`cudagraph_pool.stats` says of it."""
+    drawn = _map_of_pool(_histories(), pool)
+    if drawn is None:
+        raise RuntimeError(
+            f"the memory history has nothing of pool {pool['id']}: call "
+            "torch.cuda.memory._record_memory_history(context=None) before the captures"
+        )
+    draw(of_pool(pool, drawn), path)
+
+
+def _histories() -> list[list[Operation]]:
     """Of each device what was done since the history was switched on; none if it is off."""
     import torch
 
@@ -98,29 +126,14 @@ def histories() -> list[list[Operation]]:
     return [list(filter(None, map(operation_of, trace))) for trace in traces]
 
 
-def map_of_pool(
-    history: list[list[Operation]], device: int, id: tuple[int, int]
-) -> MemoryMap | None:
+def _map_of_pool(history: list[list[Operation]], pool: Mapping[str, Any]) -> MemoryMap | None:
     """None if the history has nothing of the pool, or not what tells which graph made what."""
+    device = pool["device"]
     if device >= len(history):
         return None
-    drawn = map_of_history(history[device], load_adapter().snapshot(device, id))
+    drawn = map_of_history(history[device], load_adapter().snapshot(device, pool["id"]))
     # Graph trees go back to what lived before; that is more in the history than was allocated.
     return drawn if drawn.placed and drawn.first_allocation >= 0 else None
-
-
-def draw_pool(pool: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
-    """See :meth:`GraphPool.plot`; ``pool`` is what :func:`cudagraph_pool.stats` says of it."""
-    from .plot import draw, require_matplotlib
-
-    require_matplotlib()
-    drawn = map_of_pool(histories(), pool["device"], pool["id"])
-    if drawn is None:
-        raise RuntimeError(
-            f"the memory history has nothing of pool {pool['id']}: call "
-            "torch.cuda.memory._record_memory_history(context=None) before the captures"
-        )
-    draw(of_pool(pool, drawn), path)
 
 
 def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
@@ -133,10 +146,7 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
         "minimum": [mib(pool.minimum) for pool in pools],
         "reserved": [mib(pool.reserved) for pool in pools],
         "ratio": [f"{pool.reserved / pool.minimum:.3f}" if pool.minimum else "-" for pool in pools],
-        **{
-            size: [mib(getattr(pool, size)) for pool in pools]
-            for size in ("stock", "saved", "apart", "expandable", "primed")
-        },
+        **{size: [mib(getattr(pool, size)) for pool in pools] for size in _SIZES},
         "execs": ["-" if pool.execs is None else str(pool.execs) for pool in pools],
     }
     known = {head: cells for head, cells in columns.items() if set(cells) != {"-"}}
@@ -144,18 +154,7 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
 
 
 def _word_columns(rows: list[list[str]]) -> list[int]:
-    return [place for place, head in enumerate(rows[0]) if head in _WORDS]
-
-
-def _of_largest(pool: PoolCost) -> str:
-    if len(pool.graphs) < 2:
-        return ""
-    largest = max(pool.graphs, key=lambda graph: graph.needed)
-    more = max(0, pool.reserved - largest.needed)
-    return (
-        f"its largest graph ({largest.name}) needs {mib(largest.needed)} MiB alone; all "
-        f"{len(pool.graphs):,} together take {mib(more)} MiB more"
-    )
+    return [place for row in rows[:1] for place, head in enumerate(row) if head in _WORDS]
 
 
 def _in_all(pools: Sequence[PoolCost]) -> list[str]:
@@ -164,10 +163,8 @@ def _in_all(pools: Sequence[PoolCost]) -> list[str]:
     if len(pools) < 2 or len(stock) < len(pools):
         return []
     ours, theirs = sum(pool.reserved for pool in pools), sum(stock)
-    return [
-        f"all {len(pools)} pools: {mib(ours)} MiB instead of {mib(theirs)} MiB: "
-        f"{mib(theirs - ours)} MiB saved"
-    ]
+    instead = f"{mib(ours)} MiB instead of {mib(theirs)} MiB"
+    return [f"all {len(pools)} pools: {instead}: {mib(theirs - ours)} MiB saved"]
 
 
 def _of_process(process: Mapping[str, Any]) -> list[str]:
@@ -185,63 +182,10 @@ def _of_process(process: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _as_json(pool: PoolCost) -> dict[str, Any]:
-    held = ("stock", "expandable", "primed")
-    sizes = ("minimum", "reserved", "stock_growth", "saved", "apart")
-    return {
-        **{name: getattr(pool, name) for name in ("name", "kind", "execs")},
-        "order": pool.order or None,
-        **{f"{name}_reserved_bytes": getattr(pool, name) for name in held},
-        **{f"{name}_bytes": getattr(pool, name) for name in sizes},
-        "graphs": [
-            {"name": graph.name, "needed_bytes": graph.needed, "added_bytes": graph.added}
-            for graph in pool.graphs
-        ],
-    }
-
-
-def _page(report: PoolReport) -> str:
-    try:
-        from jinja2 import Environment, PackageLoader
-    except ModuleNotFoundError:
-        raise ImportError(
-            "a page needs jinja2, which is not installed here: pip install 'cudagraph-pool[report]'"
-        ) from None
-    environment = Environment(
-        loader=PackageLoader(__package__, "."),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    rows = _rows(report.pools) if report.pools else []
-    page: str = environment.get_template("report.html").render(
-        lines=[*_of_process(report.process), *_in_all(report.pools)],
-        rows=rows,
-        words=_word_columns(rows) if rows else [],
-        legend=_LEGEND,
-        pools=[*map(_shown, tqdm(report.pools, unit="pool", delay=1, leave=False, disable=None))],
-        version=__version__,
-        date=datetime.date.today().isoformat(),
-    )
-    return page
-
-
-def _shown(pool: PoolCost) -> dict[str, Any]:
-    """What the page shows of a pool."""
-    graphs = [(graph.name, mib(graph.needed), mib(graph.added)) for graph in pool.graphs]
-    shown = {"pool": pool, "largest": _of_largest(pool), "picture": _picture(pool)}
-    return {**shown, "graphs": [("graph", "needs", "added"), *graphs]}
-
-
-def _picture(pool: PoolCost) -> tuple[str, str]:
-    """The PNG in base64, or why there is none."""
-    if pool.map is None or not pool.map.placed:
-        called = "torch.cuda.memory._record_memory_history() was not called before the captures"
-        return "", f"No picture: {called}."
-    if importlib.util.find_spec("matplotlib") is None:
-        return "", "No picture: pip install 'cudagraph-pool[plot]' for one."
-    from .plot import draw
-
+def _picture(pool: PoolCost) -> str:
+    """A PNG in base64, if there is what it takes."""
+    if pool.map is None or not pool.map.placed or importlib.util.find_spec("matplotlib") is None:
+        return ""
     file = io.BytesIO()
     draw(pool, file, "png")
-    return base64.b64encode(file.getvalue()).decode(), ""
+    return base64.b64encode(file.getvalue()).decode()

@@ -25,9 +25,9 @@ def replay(
     """Replays a trace into one pool, one capture scope for each graph. Returns what it cost.
 
     The driver only counts: a replay touches no memory, and the core decides the same. Sizes are
-    bytes, and the seconds are those of the core's calls. What stock reserved is known of the order
-    in which graphs were recorded only, and not of captures that were made up. ``placements`` gets,
-    as JSON lines, the physical bytes of each block.
+    bytes. What stock reserved is known of the order in which graphs were recorded only, and not of
+    captures that were made up. ``placements`` gets, as JSON lines, the physical bytes of each
+    block, and the seconds are with the time for that.
 
     Raises:
         MemoryError: if the driver runs out of pages.
@@ -66,11 +66,10 @@ def stock_bytes(trace: Trace, graphs: list[Graph]) -> int | None:
 
 
 def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> float:
-    """Makes the calls; returns the time they took, without that of the watcher. Of what takes
-    longer than a second a terminal shows how far it is.
+    """Makes the calls; returns the time they and the watcher took. Of what takes longer than a
+    second a terminal shows how far it is.
     """
     addresses: dict[int, int] = {}
-    watching = 0.0
     start = time.perf_counter()
     for graph in tqdm(graphs, unit="graph", delay=1, leave=False, disable=None):
         pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
@@ -82,11 +81,9 @@ def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> f
             else:
                 pools.free(addresses.pop(event.block))
             if watcher:
-                before = time.perf_counter()
                 watcher(event, block)
-                watching += time.perf_counter() - before
         pools.end_scope(POOL)
-    return time.perf_counter() - start - watching
+    return time.perf_counter() - start
 
 
 def _writing(pools: _core.PoolSet, file: TextIO) -> Watcher:

@@ -55,7 +55,7 @@ def test_map_of_a_pool(tmp_path: Path) -> None:
     pool = cgp.GraphPool()
     graphs = [capture_chain(rows, pool.id) for rows in (300, 2000, 4096, 100)]
     device = torch.cuda.current_device()
-    drawn = pool_report.map_of_pool(pool_report.histories(), device, pool.id)
+    drawn = pool_report._map_of_pool(pool_report._histories(), {"device": device, "id": pool.id})
     assert drawn is not None
     stats = pool.stats()
     assert len(drawn.placed) == stats["allocations"]
