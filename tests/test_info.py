@@ -10,7 +10,7 @@ import pytest
 
 from cudagraph_pool import _adapter, _core
 from cudagraph_pool.cli import info as _info
-from cudagraph_pool.cli.info import Driver, Gpu, probe_driver
+from cudagraph_pool.cli.info import probe_driver
 from cudagraph_pool.cli.main import main
 
 
@@ -67,27 +67,31 @@ class FakeCuda:
 
 
 def test_two_gpus() -> None:
-    assert probe_driver(lambda _: FakeCuda()) == Driver(
-        "12.8", [Gpu("NVIDIA H100", 80 << 30, True), Gpu("Old GPU", 8 << 30, False)], None
-    )
+    version, gpus = probe_driver(lambda _: FakeCuda())
+    assert version == "CUDA 12.8"
+    vmm = "virtual memory management"
+    assert gpus == {
+        "GPU 0": f"NVIDIA H100, 80.0 GiB, {vmm} supported",
+        "GPU 1": f"Old GPU, 8.0 GiB, {vmm} NOT supported: the pool cannot serve it",
+    }
 
 
 def test_no_driver() -> None:
     def load(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    assert probe_driver(load) == Driver(None, [], "none (libcuda.so.1 is not installed)")
+    assert probe_driver(load) == ("none (libcuda.so.1 is not installed)", {})
 
 
 @pytest.mark.parametrize("call", ["cuInit", "cuDeviceGetCount", "cuDeviceGetName"])
 def test_driver_that_fails(call: str) -> None:
     driver = probe_driver(lambda _: FakeCuda(fail=call))
-    assert driver == Driver("12.8", [], f"{call} failed with 999 (CUDA_ERROR_UNKNOWN)")
+    assert driver == (f"CUDA 12.8, {call} failed with 999 (CUDA_ERROR_UNKNOWN)", {})
 
 
 def test_driver_that_is_too_old() -> None:
-    driver = probe_driver(lambda _: FakeCuda(missing="cuDeviceTotalMem_v2"))
-    assert driver.problem == "libcuda has no cuDeviceTotalMem_v2: the driver is too old"
+    driver, _ = probe_driver(lambda _: FakeCuda(missing="cuDeviceTotalMem_v2"))
+    assert driver == "CUDA 12.8, libcuda has no cuDeviceTotalMem_v2: the driver is too old"
 
 
 @pytest.mark.parametrize(
@@ -117,7 +121,6 @@ def test_report_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["cudagraph_pool"] == _core.__version__
     assert report["torch found"] == "2.11.0"
     assert report["driver"] == "CUDA 12.8, 580.65.06"
-    assert report["GPU 0"] == "NVIDIA H100, 80.0 GiB, virtual memory management supported"
     assert "NOT supported" in report["GPU 1"]
     assert "GPUs" not in report
     assert report["enabled"].startswith("no")

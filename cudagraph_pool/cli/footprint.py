@@ -23,26 +23,19 @@ def add(parser: argparse.ArgumentParser) -> None:
         "these on PyTorch's own allocator and on the pool."
     )
     parser.epilog = "For instance: cudagraph-pool footprint models:resnet --picture resnet.svg"
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "model",
         metavar="MODULE:FUNCTION",
         help="returns a model, or any function of tensors, and the arguments of a call on the GPU: "
         "a tuple, or a list of tuples for calls of several sizes",
     )
-    parser.add_argument(
-        "--train", action="store_true", help="run backward passes too, of the mean of the output"
-    )
-    parser.add_argument(
-        "--ways",
-        metavar="WAY,...",
-        type=_ways,
-        default=list(WAYS),
-        help=f"some of these (default: all): {', '.join(_WORDS)}",
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures in bytes")
-    parser.add_argument(
-        "--picture", type=Path, metavar="FILE", help="draw them (needs matplotlib): png, svg, pdf"
-    )
+    add("--train", action="store_true", help="run backward passes too, of the mean of the output")
+    ways = f"some of these (default: all): {', '.join(_WORDS)}"
+    add("--ways", metavar="WAY,...", type=_ways, default=list(WAYS), help=ways)
+    add("--json", type=Path, metavar="FILE", help="write the figures in bytes")
+    picture = "draw them (needs matplotlib): png, svg, pdf"
+    add("--picture", type=Path, metavar="FILE", help=picture)
     parser.set_defaults(function=_footprint)
 
 
@@ -70,9 +63,8 @@ def _ways(text: str) -> list[str]:
     try:
         return [_WORDS[word] for word in text.split(",")]
     except KeyError as error:
-        raise argparse.ArgumentTypeError(
-            f"{error} is none of {', '.join(_WORDS)}, with commas between"
-        ) from None
+        what = f"{error} is none of {', '.join(_WORDS)}, with commas between"
+        raise argparse.ArgumentTypeError(what) from None
 
 
 def _problem(options: argparse.Namespace) -> str | None:

@@ -13,12 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from ..integration.environment import AUTOLOAD, PROGRAM, RECORD, VARIABLE
-from ..integration.request import REPORT, options_of_enable, unparse
+from ..integration.request import REPORT, unparse
 from .errors import CommandError
 
 _HELP: Final = {
@@ -30,51 +31,39 @@ _HELP: Final = {
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [options] PROGRAM ...\n       %(prog)s [options] -m MODULE ..."
     parser.description = (
         "Runs a Python program with the pool enabled from its first use of CUDA, and all Python "
         f"programs that it starts. {VARIABLE} in the environment does the same."
     )
     parser.epilog = "For instance: cudagraph-pool run --report serve.py --port 8000"
-    for name in options_of_enable():
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            action=argparse.BooleanOptionalAction,
-            default=argparse.SUPPRESS,
-            help=_HELP[name],
-        )
-    parser.add_argument(
-        f"--{REPORT}",
-        action="store_true",
-        default=argparse.SUPPRESS,
-        help="each process that used CUDA says at its end what it captured and what that took",
-    )
-    _add_program(parser)
-    parser.set_defaults(function=_run)
+    add, default = parser.add_argument, argparse.SUPPRESS
+    for name, what in _HELP.items():
+        words = f"--{name.replace('_', '-')}"
+        add(words, action=argparse.BooleanOptionalAction, default=default, help=what)
+    report = "each process that used CUDA says at its end what it captured and what that took"
+    add(f"--{REPORT}", action="store_true", default=default, help=report)
+    _add_program(parser, "[options]", _run)
 
 
 def add_record(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "%(prog)s [-o FOLDER] PROGRAM ...\n       %(prog)s [-o FOLDER] -m MODULE ..."
     parser.description = (
         "Runs a Python program on PyTorch's own allocator and writes what its CUDA graph captures "
         "allocate: a trace of each pool, for report, plot and replay."
     )
     parser.epilog = "For instance: cudagraph-pool record -o traces train.py"
-    parser.add_argument(
-        *("-o", "--output"),
-        metavar="FOLDER",
-        default=".",
-        help="folder to write traces to (default: the current one)",
-    )
-    _add_program(parser)
-    parser.set_defaults(function=_record)
+    folder = "folder to write traces to (default: the current one)"
+    parser.add_argument("-o", "--output", metavar="FOLDER", default=".", help=folder)
+    _add_program(parser, "[-o FOLDER]", _record)
 
 
-def _add_program(parser: argparse.ArgumentParser) -> None:
+def _add_program(
+    parser: argparse.ArgumentParser, options: str, function: Callable[..., int]
+) -> None:
+    parser.usage = f"%(prog)s {options} PROGRAM ...\n       %(prog)s {options} -m MODULE ..."
     parser.add_argument("-m", action="store_true", dest="module", help="the program is a module")
-    parser.add_argument(
-        "program", nargs=argparse.PARSER, metavar="PROGRAM", help="and its arguments"
-    )
+    what = "and its arguments"
+    parser.add_argument("program", nargs=argparse.PARSER, metavar="PROGRAM", help=what)
+    parser.set_defaults(function=function)
 
 
 def _command(options: argparse.Namespace) -> list[str]:
@@ -84,8 +73,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 def _run(options: argparse.Namespace) -> int:
     """Becomes the program."""
     _require("run")
-    names = (*options_of_enable(), REPORT)
-    chosen = {name: value for name, value in vars(options).items() if name in names}
+    chosen = {name: on for name, on in vars(options).items() if name in (*_HELP, REPORT)}
     if REPORT in chosen:
         os.environ[PROGRAM] = str(os.getpid())
     os.environ[VARIABLE] = unparse(chosen)

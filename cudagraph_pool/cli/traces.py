@@ -8,16 +8,12 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
-
-from tqdm import tqdm
+from typing import Any, Final
 
 from .._table import format_table, mib
 from ..tools.replay import replay
 from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
 from .errors import FAILED, CommandError
-
-_Item = TypeVar("_Item")
 
 
 def add_replay(parser: argparse.ArgumentParser) -> None:
@@ -26,12 +22,10 @@ def add_replay(parser: argparse.ArgumentParser) -> None:
         "cudagraph-pool record writes them."
     )
     parser.epilog = "For instance: cudagraph-pool replay --order desc traces/*.json.gz"
-    _add_traces(parser, nargs="+")
+    _add_traces(parser, _replay, nargs="+")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each trace")
-    parser.add_argument(
-        "--placements", metavar="FILE", help="write each block's pages as JSON lines, of one trace"
-    )
-    parser.set_defaults(function=_replay)
+    placements = "write each block's pages as JSON lines, of one trace"
+    parser.add_argument("--placements", metavar="FILE", help=placements)
 
 
 def add_report(parser: argparse.ArgumentParser) -> None:
@@ -42,14 +36,10 @@ def add_report(parser: argparse.ArgumentParser) -> None:
         "history (_record_memory_history()) from before its captures."
     )
     parser.epilog = "For instance: cudagraph-pool report --html report.html traces/*"
-    _add_traces(parser, nargs="+")
+    _add_traces(parser, _report, nargs="+")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    parser.add_argument(
-        "--html",
-        metavar="FILE",
-        help="write a page that stands alone, with pictures where there is matplotlib",
-    )
-    parser.set_defaults(function=_report)
+    html = "write a page that stands alone, with pictures where there is matplotlib"
+    parser.add_argument("--html", metavar="FILE", help=html)
 
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
@@ -58,26 +48,20 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
         "pool and PyTorch's own allocator held after each graph."
     )
     parser.epilog = "For instance: cudagraph-pool plot traces/serve-1-1.json.gz"
-    _add_traces(parser, nargs=1)
-    parser.add_argument(
-        *("-o", "--output"),
-        metavar="FILE",
-        help="png, svg or pdf, by its ending (default: the trace's name with .png, here)",
-    )
-    parser.set_defaults(function=_plot)
+    _add_traces(parser, _plot, nargs=1)
+    output = "png, svg or pdf, by its ending (default: the trace's name with .png, here)"
+    parser.add_argument("-o", "--output", metavar="FILE", help=output)
 
 
-def _add_traces(parser: argparse.ArgumentParser, nargs: int | str) -> None:
-    parser.add_argument(
-        "traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip; - reads standard input"
-    )
-    parser.add_argument(
-        "--order",
-        choices=ORDERS,
-        default="recorded",
-        help="order of the graphs (default: recorded)",
-    )
-    parser.add_argument("--seed", type=int, help="seed for --order shuffled (default: 0)")
+def _add_traces(
+    parser: argparse.ArgumentParser, function: Callable[..., int], nargs: int | str
+) -> None:
+    add = parser.add_argument
+    add("traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip; - reads standard input")
+    order = "order of the graphs (default: recorded)"
+    add("--order", choices=ORDERS, default="recorded", help=order)
+    add("--seed", type=int, help="seed for --order shuffled (default: 0)")
+    parser.set_defaults(function=function)
 
 
 def _check(options: argparse.Namespace, option: str, file: str | None) -> None:
@@ -93,12 +77,6 @@ def _check(options: argparse.Namespace, option: str, file: str | None) -> None:
     traces = [Path(path) for path in options.traces if path != STANDARD_INPUT]
     if file and Path(file).exists() and any(p.exists() and p.samefile(file) for p in traces):
         raise CommandError(f"{file}: cannot be written: it is the trace itself")
-
-
-def _progress(items: Iterable[_Item]) -> Iterable[_Item]:
-    """Shows how far it is, on a terminal, of what takes longer than a second."""
-    bar: Iterable[_Item] = tqdm(items, unit="trace", delay=1, leave=False, disable=None)
-    return bar
 
 
 @contextlib.contextmanager
@@ -125,7 +103,7 @@ def _replay(options: argparse.Namespace) -> int:
         )
     with _failing(None):
         # All are read before anything is replayed or written, so that bad input changes nothing.
-        traces = [read_trace(path) for path in _progress(options.traces)]
+        traces = [read_trace(path) for path in options.traces]
     results = []
     for trace in traces:
         with _failing(output, trace.path), contextlib.ExitStack() as files:
@@ -165,10 +143,8 @@ def _report(options: argparse.Namespace) -> int:
 
     maps = options.html is not None
     with _failing(options.html):
-        traces = [trace for path in _progress(options.traces) for trace in read_traces(path)]
-        report = PoolReport(
-            [of_trace(t, options.order, options.seed or 0, maps) for t in _progress(traces)]
-        )
+        traces = [trace for path in options.traces for trace in read_traces(path)]
+        report = PoolReport([of_trace(t, options.order, options.seed or 0, maps) for t in traces])
         if maps:
             report.save_html(options.html)
             print(f"wrote {options.html}", file=sys.stderr)

@@ -15,7 +15,6 @@ import json
 import os
 import random
 import reprlib
-import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -173,7 +172,7 @@ def round_up(value: int, unit: int) -> int:
 def read_bytes(path: str, most: int) -> bytes:
     """A file, or standard input, and no more of it than ``most`` bytes and one."""
     try:
-        with sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb") as file:
+        with open(0 if path == STANDARD_INPUT else path, "rb") as file:
             data: bytes = file.read(most + 1)
     except (OSError, ValueError) as error:  # of a NUL in the name
         why = getattr(error, "strerror", None) or error
