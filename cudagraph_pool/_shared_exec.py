@@ -1,8 +1,11 @@
-"""Graphs that share executables."""
+"""Graphs that share executables: those of :class:`cudagraph_pool.graph`, and by
+``enable(shared_exec=True)`` those that any code captures.
+"""
 
 from __future__ import annotations
 
 import functools
+import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._adapter import load_adapter
@@ -17,6 +20,66 @@ if TYPE_CHECKING:
 _MAX_EXECS = 4
 # For more of them, where nobody says how much they may take.
 _EXEC_BUDGET = 256 << 20
+
+# By device, of graphs that any code captures: an executable has no memory of their pools.
+caches: dict[int, _torch.ExecCache] = {}
+
+_all_share = False
+_lock = threading.Lock()
+
+
+def all_share() -> bool:
+    """Whether graphs share that any code captures from now on."""
+    return _all_share
+
+
+def let_all_share(shares: bool) -> None:
+    """From the first time on torch's own methods are replaced, once and for good: others may have
+    replaced them too since. While sharing is off they do what they did.
+    """
+    global _all_share
+    if shares:
+        import torch
+
+        with _lock:
+            _replace_methods(torch.cuda.CUDAGraph)
+    _all_share = shares
+
+
+@functools.cache
+def _replace_methods(captured: Any) -> None:
+    begin, end = captured.capture_begin, captured.capture_end
+
+    @functools.wraps(begin)
+    def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        # Whoever keeps the template himself may be about to change it, or shares it already.
+        if _all_share and not capture_template(graph):
+            graph._shares_on = torch.cuda.current_device()
+        _unless_it_fails(graph, begin, *args, **kwargs)
+
+    @functools.wraps(end)
+    def capture_end(graph: Any) -> None:
+        _unless_it_fails(graph, end)
+        device = vars(graph).pop("_shares_on", None)
+        if device is not None:
+            with _lock:
+                if device not in caches:
+                    caches[device] = load_adapter().ExecCache(device, _MAX_EXECS, _EXEC_BUDGET)
+            share(graph, caches[device], device, before=False)
+
+    captured.capture_begin, captured.capture_end = capture_begin, capture_end
+
+
+def _unless_it_fails(graph: Any, call: Any, *args: Any, **kwargs: Any) -> None:
+    """What failed is no template."""
+    try:
+        call(graph, *args, **kwargs)
+    except BaseException:
+        if vars(graph).pop("_shares_on", None) is not None:
+            forget_template(graph, False)
+        raise
 
 
 def capture_template(graph: torch.cuda.CUDAGraph) -> bool:

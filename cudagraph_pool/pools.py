@@ -6,14 +6,13 @@ import contextlib
 import functools
 import logging
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from ._adapter import loaded_adapter
-from ._shared_exec import _MAX_EXECS
+from ._shared_exec import _MAX_EXECS, caches
 from .switch import _require_booleans, _require_enabled
 
 if TYPE_CHECKING:
@@ -377,8 +376,6 @@ def stats() -> dict[str, Any]:
             with contextlib.suppress(RuntimeError):  # given back meanwhile
                 pools.append(pool_stats(adapter, device, name))
     captures = {**adapter.capture_counts(), "base_reasons": adapter.base_captures()}
-    shared = sys.modules.get("cudagraph_pool._shared_capture")
-    caches = {} if shared is None else shared._caches
     execs = [{"device": device, **cache.stats()} for device, cache in caches.items()]
     return {"captures": captures, "pools": pools, "execs": execs}
 

@@ -6,13 +6,13 @@ import ctypes
 import functools
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ._adapter import load_adapter, loaded_adapter
+from ._shared_exec import let_all_share
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
@@ -105,7 +105,7 @@ def enable(
             )
     _let_nccl_register_nothing()
     adapter.enable(share_captures, mempools, exportable)
-    _share_execs(shared_exec)
+    let_all_share(shared_exec)
     _log_at_the_end()
     _logger.info("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
 
@@ -129,7 +129,7 @@ def disable() -> None:
     if adapter is not None:
         was_enabled = adapter.is_enabled()
         adapter.disable()
-        _share_execs(False)
+        let_all_share(False)
         if was_enabled:
             _log_captures(adapter, "disabled")
 
@@ -162,14 +162,6 @@ def _let_nccl_register_nothing() -> None:
     that receives nothing. Memory that cannot be exported stays registered (p2p.cc).
     """
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
-
-
-def _share_execs(shares: bool) -> None:
-    """Replaces torch's methods only where sharing was asked for."""
-    if shares or "cudagraph_pool._shared_capture" in sys.modules:
-        from . import _shared_capture
-
-        _shared_capture.set_shares(shares)
 
 
 def is_enabled() -> bool:

@@ -15,7 +15,7 @@ from cpu_captures import CpuRunner, Made, tree_equal, weight
 import cudagraph_pool as cgp
 from cudagraph_pool import _guard
 from cudagraph_pool._guard import _Replays
-from cudagraph_pool._happens_before import HappensBefore, Launch
+from cudagraph_pool._guard.happens_before import HappensBefore, Launch
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +135,7 @@ def test_what_a_graph_computes_in_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     assert [_guard._workspaces(graph) for _ in range(2)] == [{0x2: 0x30}] * 2
     capture_end(graph)
     assert _guard._workspaces(graph) == {}
-    monkeypatch.setattr(_guard, "_listening", [_Replays()])
+    monkeypatch.setattr(_guard._state, "guards", 1)
     capture_end(graph)
     assert _guard._workspaces(graph) == {0x9: 0x10}
 
@@ -148,7 +148,8 @@ def test_events_that_are_collected_within_a_replay(monkeypatch: pytest.MonkeyPat
         _guard._tell(HappensBefore.forget, 7)
         return launch(order, stream)
 
-    monkeypatch.setattr(_guard, "_listening", [replays])
+    monkeypatch.setattr(_guard._state, "guards", 1)
+    monkeypatch.setattr(_guard._state, "replays", replays)
     monkeypatch.setattr(HappensBefore, "launch", launch_collecting)
     thread = threading.Thread(
         target=replays.replay, args=((0, 1), "graph a", 0x10, {}), daemon=True
@@ -158,10 +159,7 @@ def test_events_that_are_collected_within_a_replay(monkeypatch: pytest.MonkeyPat
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("leaves_first", [0, 1])
-def test_guards_that_overlap_without_nesting(
-    leaves_first: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guards_that_overlap_without_nesting(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of two threads, of generators or of an ExitStack."""
     launched: list[int] = []
     stream = SimpleNamespace(cuda_stream=0x10)
@@ -177,11 +175,12 @@ def test_guards_that_overlap_without_nesting(
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(_guard, "_trace", lambda: None)
-    guards = [_guard._watched(_Replays()) for _ in range(2)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    guards = [cgp.guard() for _ in range(2)]
     for guard in guards:
         guard.__enter__()
     replay(0x10)
-    guards.pop(leaves_first).__exit__(None, None, None)
+    guards.pop().__exit__(None, None, None)
 
     with pytest.raises(RuntimeError, match="nothing orders the two"):
         replay(0x20)

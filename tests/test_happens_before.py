@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cudagraph_pool._happens_before import HappensBefore, Launch
+from cudagraph_pool._guard.happens_before import HappensBefore, Launch
 
 HOST = -1
 

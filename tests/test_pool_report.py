@@ -79,8 +79,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     monkeypatch.setattr(pools, "loaded_adapter", lambda: fake)
     monkeypatch.setattr(pool_report, "load_adapter", lambda: fake)
     execs = {"execs": 3, "exec_alone": {"the driver is too new": 2}}
-    shared: Any = SimpleNamespace(_caches={1: SimpleNamespace(stats=lambda: execs)})
-    monkeypatch.setitem(sys.modules, "cudagraph_pool._shared_capture", shared)
+    monkeypatch.setattr(pools, "caches", {1: SimpleNamespace(stats=lambda: execs)})
     torch: Any = SimpleNamespace(
         cuda=SimpleNamespace(device_count=lambda: 2, memory=SimpleNamespace()),
         _C=SimpleNamespace(_cuda_isHistoryEnabled=lambda: False),

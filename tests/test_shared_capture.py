@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 import torch
 from test_shared_exec import Adapter, Graph
 
-from cudagraph_pool import _shared_capture, _shared_exec
+from cudagraph_pool import _shared_exec
 
 
 @pytest.fixture
@@ -36,14 +36,13 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Any]]:
 
     adapter: Any = Adapter()
     adapter.ExecCache = lambda device, *limits: ("cache", device, *limits)
-    for module in (_shared_exec, _shared_capture):
-        monkeypatch.setattr(module, "load_adapter", lambda: adapter)
-    monkeypatch.setattr(_shared_capture, "_caches", {})
+    monkeypatch.setattr(_shared_exec, "load_adapter", lambda: adapter)
+    monkeypatch.setattr(_shared_exec, "caches", {})
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Captured)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     Captured.adapter = adapter
     yield Captured
-    _shared_capture.set_shares(False)
+    _shared_exec.let_all_share(False)
 
 
 def capture(graph: Any) -> Any:
@@ -57,32 +56,32 @@ BEGIN = "begin ((0, 1),) {'capture_error_mode': 'relaxed'}"
 
 def test_captures_share_while_they_are_to(captured: type[Any]) -> None:
     assert capture(captured()).log == [BEGIN, "end"]
-    _shared_capture.set_shares(True)
+    _shared_exec.let_all_share(True)
     graph = capture(captured())
     graph.replay()
     assert graph.log == [BEGIN, "end", "share on 3", "lend", "replay", "back"]
-    _shared_capture.set_shares(False)
+    _shared_exec.let_all_share(False)
     assert capture(captured()).log == [BEGIN, "end"]
     graph.replay()  # one that shares goes on
     assert graph.log[-3:] == ["lend", "replay", "back"]
-    _shared_capture.set_shares(True)
+    _shared_exec.let_all_share(True)
     again = capture(captured())
     assert again.log.count("share on 3") == 1, "replaced once"
 
 
 def test_one_cache_for_each_device(captured: type[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    _shared_capture.set_shares(True)
+    _shared_exec.let_all_share(True)
     graphs = []  # all of them alive: the adapter knows them by their addresses
     for device in (3, 3, 0):
         monkeypatch.setattr(torch.cuda, "current_device", functools.partial(int, device))
         graphs.append(capture(captured()))
     made: dict[int, Any] = {device: ("cache", device, 4, 256 << 20) for device in (3, 0)}
-    assert made == _shared_capture._caches
+    assert made == _shared_exec.caches
 
 
 @pytest.mark.parametrize("refuses", ["begin", "end"])
 def test_a_capture_that_fails_leaves_the_graph_as_it_was(captured: type[Any], refuses: str) -> None:
-    _shared_capture.set_shares(True)
+    _shared_exec.let_all_share(True)
     graph = captured()
     graph.refuses = refuses
     with pytest.raises(RuntimeError, match=f"cannot {refuses}"):

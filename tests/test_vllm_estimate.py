@@ -74,8 +74,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def share(monkeypatch: pytest.MonkeyPatch) -> None:
-    sharing = SimpleNamespace(_shares=True)
-    monkeypatch.setitem(sys.modules, "cudagraph_pool._shared_capture", sharing)
+    monkeypatch.setattr(vllm_estimate, "all_share", lambda: True)
 
 
 def test_other_full_graphs_take_their_executables(

@@ -15,7 +15,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from cudagraph_pool import _workspaces, pools
+from cudagraph_pool import pools
+from cudagraph_pool._guard import workspaces as _workspaces
 from cudagraph_pool.capture import graph
 
 # Address, bytes, and the stream it is for.

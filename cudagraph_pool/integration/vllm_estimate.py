@@ -11,13 +11,12 @@ from __future__ import annotations
 import functools
 import logging
 import math
-import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, Final
 
 from .._forecast import count_nodes, exec_bytes
-from .._shared_exec import _EXEC_BUDGET, _MAX_EXECS
+from .._shared_exec import _EXEC_BUDGET, _MAX_EXECS, all_share
 from ..switch import is_enabled
 
 _UTILS: Final = "vllm.v1.worker.gpu.cudagraph_utils"
@@ -61,7 +60,7 @@ def _forecasting(
 
         def full_graphs(samples: Sequence[int], total: int) -> int:
             estimate: int = theirs(samples, total)
-            others, shares = total - len(samples), _shares()
+            others, shares = total - len(samples), all_share()
             # Errors of the hook are torch's to swallow. Where nothing is to come all was measured.
             if not nodes or not (others or shares):
                 return estimate
@@ -90,8 +89,3 @@ def more_bytes(nodes: Sequence[int], others: int, shares: bool) -> int:
     if shares:
         execs = min(execs + sum(map(exec_bytes, nodes)), largest * _MAX_EXECS + _EXEC_BUDGET)
     return math.ceil(execs * _MARGIN) + _GRAIN
-
-
-def _shares() -> bool:
-    sharing: Any = sys.modules.get("cudagraph_pool._shared_capture")
-    return sharing is not None and sharing._shares

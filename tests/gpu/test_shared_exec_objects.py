@@ -136,11 +136,11 @@ def test_templates_cost_no_device_memory() -> None:
 
 
 def test_graphs_of_code_that_knows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from cudagraph_pool import _shared_capture
+    from cudagraph_pool import _shared_exec
 
     # Within the budget each would get an executable of its own.
-    monkeypatch.setattr(_shared_capture, "_EXEC_BUDGET", 0)
-    monkeypatch.setattr(_shared_capture, "_caches", {})
+    monkeypatch.setattr(_shared_exec, "_EXEC_BUDGET", 0)
+    monkeypatch.setattr(_shared_exec, "caches", {})
     device = torch.cuda.current_device()
     pool = torch.cuda.graph_pool_handle()
     cgp.enable(shared_exec=True)
@@ -157,7 +157,7 @@ def test_graphs_of_code_that_knows_nothing_of_it(monkeypatch: pytest.MonkeyPatch
     assert torch.equal(alone.replay(fed), chain(fed))
     kept.replay()
     assert x.eq(1).all()
-    stats = _shared_capture._caches[device].stats()
+    stats = _shared_exec.caches[device].stats()
     assert 1 <= stats["execs"] < len(sharing)
     assert stats["exec_updates"] > 0
     assert [hasattr(graph, "_shared_graph") for graph in (sharing[3].graph, kept, alone.graph)] == [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import cudagraph_pool as cgp
-from cudagraph_pool._workspaces import used_by
+from cudagraph_pool._guard.workspaces import used_by
 
 from .work import adapter, fresh, torch
 

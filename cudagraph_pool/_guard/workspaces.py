@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
-from ._adapter import load_adapter
+from .._adapter import load_adapter
 
 _KERNEL, _MEMSET = 0, 2  # CUgraphNodeType
 _RELAXED = 2  # CUstreamCaptureMode

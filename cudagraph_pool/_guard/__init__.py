@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,15 +14,13 @@ from torch.cuda import _gpu_trace
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from ._borrow import borrow
-from ._happens_before import HappensBefore, Launch
-from ._workspaces import Workspaces, used_by, used_by_capture
+from .._borrow import borrow
+from .happens_before import HappensBefore, Launch
+from .workspaces import Workspaces, used_by, used_by_capture
 
 if TYPE_CHECKING:
-    from .pools import _ReplayOrder
+    from ..pools import _ReplayOrder
 
-_listening: list[_Replays] = []  # in the order they began
-_native: Any = None  # what CUDAGraph.replay was before the first of them
 _lock = threading.RLock()  # the garbage collector may end a guard within
 
 
@@ -47,15 +45,23 @@ def guard() -> Iterator[None]:
     Raises:
         RuntimeError: What is described above, from within the context.
     """
-    replays = _Replays()
-    with _watched(replays) if torch.cuda.is_available() else nullcontext(), _Outputs():
-        with _lock:
-            _Outputs.active += 1
-        try:
+    with _lock:
+        if not _state.guards:
+            _state.replays = _Replays()
+            if torch.cuda.is_available():
+                _trace()
+                torch.cuda.synchronize()  # what came before comes before
+                _state.native = torch.cuda.CUDAGraph.replay
+                torch.cuda.CUDAGraph.replay = _telling(_state.native)
+        _state.guards += 1
+    try:
+        with _Outputs():
             yield
-        finally:
-            with _lock:
-                _Outputs.active -= 1
+    finally:
+        with _lock:  # guards need not nest: the last one to leave takes it out
+            _state.guards -= 1
+            if not _state.guards and _state.native is not None:
+                torch.cuda.CUDAGraph.replay, _state.native = _state.native, None
 
 
 def mark_output(tensor: Tensor, order: _ReplayOrder) -> Tensor:
@@ -73,8 +79,6 @@ def mark_output(tensor: Tensor, order: _ReplayOrder) -> Tensor:
 
 class _Outputs(TorchDispatchMode):  # type: ignore[misc]
     """Looks at the arguments of every operation."""
-
-    active = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in tree_leaves((args, kwargs)):
@@ -109,7 +113,7 @@ def _unwrapped(tensor: Tensor) -> list[Tensor]:
 
 def is_guarded() -> bool:
     """Whether what calls return has to be known to a guard."""
-    return _Outputs.active > 0
+    return _state.guards > 0
 
 
 class _Replays:
@@ -150,39 +154,24 @@ class _Replays:
                 )
 
 
-@contextmanager
-def _watched(replays: _Replays) -> Iterator[None]:
-    """Lets ``replays`` know of all replays and of what orders them.
+class _State:
+    """What all guards of the process have in common."""
 
-    One wrapper serves all that listen, which need not nest: the last one to leave takes it out.
-    """
-    global _native
-    _trace()
-    torch.cuda.synchronize()  # what came before comes before
-    with _lock:
-        _listening.append(replays)
-        if _native is None:
-            _native = torch.cuda.CUDAGraph.replay
-            torch.cuda.CUDAGraph.replay = _telling(_native)
-    try:
-        yield
-    finally:
-        with _lock:
-            _listening.remove(replays)
-            if not _listening and _native is not None:
-                torch.cuda.CUDAGraph.replay = _native
-                _native = None
+    guards = 0
+    replays = _Replays()
+    native: Any = None  # what CUDAGraph.replay was before the first of them
+
+
+_state = _State()
 
 
 def _telling(native: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
-    """A replay that tells whoever listens then."""
+    """A replay that is looked at before."""
 
     @functools.wraps(native)
     def replay(self: torch.cuda.CUDAGraph) -> None:
         stream = torch.cuda.current_stream().cuda_stream
-        # The first knows most: if one raises, none has noted a launch that does not come.
-        for replays in tuple(_listening):
-            replays.replay(tuple(self.pool()), repr(self), stream, _workspaces(self))
+        _state.replays.replay(tuple(self.pool()), repr(self), stream, _workspaces(self))
         native(self)
 
     return replay
@@ -205,7 +194,7 @@ def _noting(end: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
     @functools.wraps(end)
     def capture_end(self: Any) -> None:
         self._workspaces = None
-        if _listening:
+        if is_guarded():
             self._workspaces = used_by_capture(torch.cuda.current_stream().cuda_stream)
         end(self)
 
@@ -232,6 +221,6 @@ def _trace() -> None:
 
 
 def _tell(note: Callable[..., None], *arguments: int) -> None:
-    for replays in tuple(_listening):  # another thread may enter or leave meanwhile
-        with replays.lock:
-            note(replays.order, *arguments)
+    if is_guarded():
+        with _state.replays.lock:
+            note(_state.replays.order, *arguments)
