@@ -13,6 +13,7 @@ from small_trace import SNAPSHOT
 
 from cudagraph_pool.cli.main import main
 from cudagraph_pool.tools import demo
+from cudagraph_pool.tools.costs import PoolCost
 
 Capture = pytest.CaptureFixture[str]
 
@@ -22,8 +23,12 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None
     assert main(["demo"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    assert "128 graphs of a gated MLP: PyTorch 1,326 MiB, pool 146 MiB: 9.1 times less\n" in out
-    assert "64 graphs of ResNet-50: PyTorch 7,144 MiB, pool 320 MiB: 22.3 times less\n" in out
+    assert (
+        "gated MLP: 128 graphs in 146 MiB instead of 1,326 MiB: 1,180 MiB saved, 9.1" in out
+    )
+    assert (
+        "ResNet-50: 64 graphs in 320 MiB instead of 7,144 MiB: 6,824 MiB saved, 22.3" in out
+    )
     assert "There is no GPU here" in out
     assert max(map(len, out.splitlines())) <= 90
 
@@ -40,18 +45,18 @@ def test_a_graph_that_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert demo._judge([None, one], [None, two]) == (1, f"{equal}, 1 are WRONG")
     assert demo._judge([None, one], [None, None])[0] == 1
 
-    def measure(work: Any, is_ours: bool, seed: int) -> dict[str, Any]:
-        sizes = dict.fromkeys(("stock", "reserved", "minimum", "expandable", "primed"), 4 << 20)
-        times = {"capture": 1.0, "replay": 0.01, "outputs": [one if is_ours else None]}
-        return {"model": work.name, "graphs": 1, **sizes, **times}
+    def measure(work: Any, is_ours: bool, seed: int) -> demo._Measured:
+        cost = PoolCost("", "", [], 4 << 20, 4 << 20, None, stock=None if is_ours else 8 << 20)
+        return demo._Measured(cost, 1.0, 0.01, [one if is_ours else None])
 
     monkeypatch.setattr(demo, "_gpu_name", lambda: "a GPU")
-    monkeypatch.setattr(demo, "_works", lambda: [SimpleNamespace(name="mlp_asc")])
+    monkeypatch.setattr(demo, "_works", lambda: [SimpleNamespace(name="gated MLP")])
     monkeypatch.setattr(demo, "_measure", measure)
     monkeypatch.setattr(demo, "enabled", nullcontext)
     assert main(["demo", "--seed", "3"]) == 1
     out = capsys.readouterr().out
     assert "captured in 1.00 s (PyTorch 1.00), replayed in 10.0 ms (10.0)" in out
+    assert "gated MLP: 0 graphs in 4 MiB instead of 8 MiB" in out
     assert "1 are WRONG" in out
 
 
@@ -85,15 +90,17 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     given = torch.empty(4, 8, dtype=torch.bfloat16)
-    work = demo._Work("mlp_asc", demo._gated_mlp(2, 8, 16), given, [1, 2], 2)
+    work = demo._Work("gated MLP", demo._gated_mlp(2, 8, 16), given, [1, 2], 2)
     stock = demo._measure(work, is_ours=False, seed=1)
-    assert (stock["stock"], stock["minimum"], stock["replay"]) == (20 << 20, 4 << 20, 0.002)
-    assert [len(output) for output in stock["outputs"]] == [2, 4]
-    pool = SimpleNamespace(id=(0, 4), stats=lambda: {"reserved_bytes": 4 << 20})
-    monkeypatch.setattr(demo, "GraphPool", lambda: pool)
+    assert (stock.cost.stock, stock.cost.minimum, stock.replay) == (20 << 20, 4 << 20, 0.002)
+    assert [output is not None and len(output) for output in stock.outputs] == [2, 4]
+    pool = {"device": 0, "id": (0, 4), "kind": "GraphPool", "graphs": []}
+    sizes = {"peak_allocated_bytes": 3 << 20, "reserved_bytes": 4 << 20}
+    monkeypatch.setattr(demo, "stats", lambda: {"pools": [{**pool, **sizes}]})
+    monkeypatch.setattr(demo, "GraphPool", lambda: SimpleNamespace(id=(0, 4)))
     ours = demo._measure(work, is_ours=True, seed=1)
-    assert ours["reserved"] == 4 << 20
-    assert all(map(torch.equal, ours["outputs"], stock["outputs"]))
+    assert ours.cost.reserved == 4 << 20
+    assert demo._judge(ours.outputs, stock.outputs)[0] == 0
 
 
 def test_on_a_gpu() -> None:

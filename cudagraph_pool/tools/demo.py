@@ -9,36 +9,25 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .._table import format_table, mib
 from ..integration.environment import VARIABLE
-from ..pools import GraphPool
+from ..pools import GraphPool, stats
 from ..switch import enabled
-from .costs import of_trace
+from .costs import PoolCost, of_pool, of_trace
+from .pool_report import PoolReport
 from .snapshot import traces_of
-from .trace import Trace, read_trace
+from .trace import read_trace
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    # Of each graph those that are not what eager work computes.
-    _Outputs = list[Tensor | None]
-
 _TRACES: Final = Path(__file__).parents[1] / "traces"
-_MODELS: Final = {"mlp_asc": "a gated MLP", "resnet50_asc": "ResNet-50"}
-# The columns of sizes, by their names in a :class:`PoolCost`.
-_SIZES: Final = {
-    "PyTorch": "stock",
-    "expandable": "expandable",
-    "primed": "primed",
-    "cudagraph_pool": "reserved",
-    "minimum": "minimum",
-}
+_MODELS: Final = {"mlp_asc": "gated MLP", "resnet50_asc": "ResNet-50"}
 _NEXT: Final = """
 Next, of your own program: cudagraph-pool record -o traces train.py, then
 cudagraph-pool report --html report.html traces/*"""
@@ -51,11 +40,12 @@ def run(seed: int) -> int:
     """
     for changed in (VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ.pop(changed, None)  # before torch is imported: stock is compared as it comes
+    print("Graphs of one model in one pool, one for each batch size, smallest first.\n")
     gpu = _gpu_name()
     if gpu is not None:
         return _on_gpu(gpu, seed)
-    traces = [read_trace(_TRACES / f"{name}.json.gz") for name in _MODELS]
-    _print_costs([{"model": trace.name, **_sizes_of(trace)} for trace in traces])
+    costs = [of_trace(read_trace(_TRACES / f"{name}.json.gz")) for name in _MODELS]
+    print(PoolReport([replace(cost, name=_MODELS[cost.name], order="") for cost in costs]))
     print(
         "\nThere is no GPU here: captures that were recorded on an H200 were replayed through the\n"
         "pool's own code. What PyTorch's allocator takes is worked out by its rules."
@@ -72,32 +62,6 @@ def _gpu_name() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def _sizes_of(trace: Trace) -> dict[str, int | None]:
-    cost = of_trace(trace)
-    sizes = {size: getattr(cost, size) for size in _SIZES.values()}
-    return sizes | {"graphs": len(cost.graphs)}
-
-
-def _print_costs(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Each row has a model, its graphs, and the sizes in bytes."""
-    table = [["model", "graphs", *_SIZES]]
-    for row in rows:
-        sizes = [mib(row[size]) for size in _SIZES.values()]
-        table.append([_MODELS[row["model"]], str(row["graphs"]), *sizes])
-    print("MiB for graphs of one model in one pool, one for each batch size, smallest first\n")
-    print(format_table(table), end="\n\n")
-    for row in rows:
-        stock, ours = row["stock"] or 0, row["reserved"]
-        print(
-            f"{row['graphs']} graphs of {_MODELS[row['model']]}: PyTorch {mib(stock)} MiB, "
-            f"pool {mib(ours)} MiB: {stock / ours:.1f} times less"
-        )
-    print(
-        "minimum: so much is in use at once, and no allocator can do with less. expandable and\n"
-        "primed: PyTorch's own too, with expandable segments, or with one large block first."
-    )
-
-
 # With a GPU.
 
 
@@ -105,7 +69,7 @@ def _print_costs(rows: Sequence[Mapping[str, Any]]) -> None:
 class _Work:
     """A model that is captured for many sizes."""
 
-    name: str  # of the recorded captures of the same
+    name: str
     model: Callable[[Tensor], Tensor]
     given: Tensor  # the input of the largest size; the others are its first rows
     sizes: Sequence[int]
@@ -115,18 +79,30 @@ class _Work:
         return self.given[: size * self.step]
 
 
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """What one allocator did with one model. ``outputs``: of each graph None if they are what eager
+    work computes, else their bits.
+    """
+
+    cost: PoolCost
+    capture: float  # seconds, of all graphs
+    replay: float
+    outputs: list[Tensor | None]
+
+
 def _works() -> Iterator[_Work]:
     import torch
 
     torch.manual_seed(0)
     with torch.device("cuda"):
         given = torch.empty(2048, 4096, dtype=torch.bfloat16)
-        yield _Work("mlp_asc", _gated_mlp(), given, range(1, 129), 16)
+        yield _Work("gated MLP", _gated_mlp(), given, range(1, 129), 16)
         if importlib.util.find_spec("torchvision") is not None:
             from torchvision.models import resnet50
 
             images = torch.empty(64, 3, 224, 224, dtype=torch.float16)
-            yield _Work("resnet50_asc", resnet50().half().eval(), images, range(1, 65), 1)
+            yield _Work("ResNet-50", resnet50().half().eval(), images, range(1, 65), 1)
 
 
 def _gated_mlp(
@@ -156,22 +132,23 @@ def _on_gpu(gpu: str, seed: int) -> int:
     stocks = [_measure(work, False, seed) for work in works]
     with enabled():
         all_ours = [_measure(work, True, seed) for work in works]
-    rows, said, is_right = [], [], True
+    costs, said, is_right = [], [], True
     for work, stock, ours in zip(works, stocks, all_ours, strict=True):
-        rows.append({**stock, "reserved": ours["reserved"]})
-        wrong, outputs = _judge(ours["outputs"], stock["outputs"])
+        names = ("minimum", "stock", "expandable", "primed")
+        sizes = {name: getattr(stock.cost, name) for name in names}
+        costs.append(replace(ours.cost, name=work.name, kind="-", **sizes))
+        wrong, outputs = _judge(ours.outputs, stock.outputs)
         is_right = is_right and not wrong
         said.append(
-            f"{_MODELS[work.name]}: captured in {ours['capture']:.2f} s (PyTorch "
-            f"{stock['capture']:.2f}), replayed in {ours['replay'] * 1e3:.1f} ms "
-            f"({stock['replay'] * 1e3:.1f}); {outputs}"
+            f"{work.name}: captured in {ours.capture:.2f} s (PyTorch {stock.capture:.2f}), "
+            f"replayed in {ours.replay * 1e3:.1f} ms ({stock.replay * 1e3:.1f}); {outputs}"
         )
-    _print_costs(rows)
+    print(PoolReport(costs))
     print("", f"{gpu}; every graph was replayed on fresh inputs.", *said, _NEXT, sep="\n")
     return 0 if is_right else 1
 
 
-def _judge(ours: _Outputs, stock: _Outputs) -> tuple[int, str]:
+def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, str]:
     """How many graphs are wrong, and the words for it.
 
     A graph is right if its outputs equal eager's or, where those of stock's graph do not, stock's.
@@ -188,7 +165,7 @@ def _judge(ours: _Outputs, stock: _Outputs) -> tuple[int, str]:
     return wrong, ", ".join(parts)
 
 
-def _measure(work: _Work, is_ours: bool, seed: int) -> dict[str, Any]:
+def _measure(work: _Work, is_ours: bool, seed: int) -> _Measured:
     """What one allocator does with one model."""
     import torch
 
@@ -210,14 +187,14 @@ def _measure(work: _Work, is_ours: bool, seed: int) -> dict[str, Any]:
 
         start = time.perf_counter()
         pool, graphs = capture()
-        result = {"model": work.name, "capture": time.perf_counter() - start}
-        result["replay"] = replay_seconds(graphs, _PASSES)
-        result["outputs"] = [
+        seconds = time.perf_counter() - start, replay_seconds(graphs, _PASSES)
+        differing = [
             _differing(work, size, graph, output, seed)
             for size, graph, output in zip(work.sizes, graphs, outputs, strict=True)
         ]
         if is_ours:
-            return result | {"reserved": pool.stats()["reserved_bytes"]}
+            (found,) = (one for one in stats()["pools"] if one["id"] == pool.id)
+            return _Measured(of_pool(found, None), *seconds, differing)
         del graphs
         torch.cuda.empty_cache()
         memory._record_memory_history("all", context=None, clear_history=True)
@@ -226,7 +203,7 @@ def _measure(work: _Work, is_ours: bool, seed: int) -> dict[str, Any]:
         memory._record_memory_history(None)
         del kept
         torch.cuda.empty_cache()
-    return result | _sizes_of(trace) | {"graphs": len(work.sizes)}
+    return _Measured(of_trace(trace), *seconds, differing)
 
 
 def replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph], passes: int) -> float:

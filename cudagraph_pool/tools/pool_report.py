@@ -140,7 +140,7 @@ def _rows(pools: Sequence[PoolCost]) -> list[list[str]]:
     """With a head, and without columns of which nothing is known."""
     columns = {
         "pool": [pool.name for pool in pools],
-        "kind": ["-" if pool.order else pool.kind for pool in pools],
+        "kind": ["-" if pool.kind in ("trace", "snapshot") else pool.kind for pool in pools],
         "order": [pool.order or "-" for pool in pools],
         "graphs": ["-" if pool.apart is None else f"{len(pool.graphs):,}" for pool in pools],
         "minimum": [mib(pool.minimum) for pool in pools],
