@@ -1,8 +1,5 @@
-"""The adapter: the extension module for the minor release of torch that is here, one of those that
-this installation has.
-
-A wheel has one for each release that is supported, a build from source that for the torch
-that was there.
+"""The adapter: the extension module for the minor release of torch that is here. A wheel has one
+for each release that is supported, a build from source that for the torch that was there.
 """
 
 from __future__ import annotations
@@ -59,29 +56,29 @@ def _load() -> ModuleType:
             "cudagraph_pool needs PyTorch to be enabled, and there is none: install a CUDA build "
             f"of torch {SUPPORTED}{and_the_adapter()}"
         ) from error
+    found = str(torch.__version__)
     if torch.version.cuda is None:
         raise ImportError(
-            f"cudagraph_pool needs a CUDA build of PyTorch; torch {torch.__version__} is none: "
+            f"cudagraph_pool needs a CUDA build of PyTorch; torch {found} is none: "
             f"install one of torch {SUPPORTED}{and_the_adapter()}"
         )
-    major, minor = torch.__version__.split(".")[:2]
-    name = f"cudagraph_pool._torch_{major}_{minor}"
+    release = ".".join(found.split(".")[:2])
+    name = f"cudagraph_pool._torch_{release.replace('.', '_')}"
     if find_spec(name) is None:
-        raise ImportError(no_adapter(torch.__version__))
+        raise ImportError(no_adapter(found))
     try:
         return import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"cudagraph_pool's adapter for torch {major}.{minor} cannot be loaded by torch "
-            f"{torch.__version__}: {error}: {_command()}"
+            f"cudagraph_pool's adapter for torch {release} cannot be loaded by torch {found}: "
+            f"{error}: {_command()}"
         ) from error
 
 
 def and_the_adapter() -> str:
     """What is to be installed beside torch."""
-    if releases():
-        return ""
-    return f", then its adapter, which was left out: {_IN_A_CLONE}{_INSTALL}"
+    missing = f", then its adapter, which was left out: {_IN_A_CLONE}{_INSTALL}"
+    return "" if releases() else missing
 
 
 def _command() -> str:
@@ -104,8 +101,8 @@ def no_adapter(found: str) -> str:
             "install one of these, or a newer cudagraph_pool"
         )
     has = ", ".join(releases())
+    built = f"for torch {has} alone" if has else "without an adapter for PyTorch"
     return (
-        f"cudagraph_pool {version} was built "
-        + (f"for torch {has} alone" if has else "without an adapter for PyTorch")
-        + f", and this is torch {found}: {_command()}; torch {SUPPORTED} are supported"
+        f"cudagraph_pool {version} was built {built}, and this is torch {found}: {_command()}; "
+        f"torch {SUPPORTED} are supported"
     )

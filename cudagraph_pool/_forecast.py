@@ -99,16 +99,15 @@ def pool_bytes(stats: Any, largest: Any, sizes: Sequence[Size]) -> int:
     captured = max(sizes, key=cost)
     others = list(sizes)
     others.remove(captured)
-    before = largest["live_before_bytes"]
-    needed = largest["peak_bytes"] - before
-    kept = max(0, stats["allocated_bytes"] - before)
-    live, most = float(stats["allocated_bytes"]), float(largest["peak_bytes"])
+    before, live, most = largest["live_before_bytes"], stats["allocated_bytes"], 0.0
+    needed, kept = largest["peak_bytes"] - before, max(0, live - before)
     for size in others:
         part = math.prod(size) / math.prod(captured)
         most = max(most, live + needed * part)
         live += kept * part
     page = int(stats["page_bytes"])
-    return max(int(stats["reserved_bytes"]), math.ceil(most / page) * page)
+    most = max(most, largest["peak_bytes"])
+    return int(max(stats["reserved_bytes"], math.ceil(most / page) * page))
 
 
 def exec_bytes(nodes: int) -> int:

@@ -18,43 +18,30 @@ def format_table(
     terminal, is narrower; numbers are never folded.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    sides = ["left" if column in left_columns else "right" for column in range(len(widths))]
     try:
-        return _rich(rows, widths, left_columns, width or shutil.get_terminal_size().columns)
+        from rich.box import Box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
     except ModuleNotFoundError:
-        pass
-    lines = [
-        "  ".join(
-            cell.ljust(width) if column in left_columns else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in (rows[0], ["-" * width for width in widths], *rows[1:])
-    ]
-    return "\n".join(lines)
-
-
-def _rich(
-    rows: Sequence[Sequence[str]], widths: Sequence[int], left_columns: Collection[int], page: int
-) -> str:
-    from rich.box import Box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
+        signs = {"left": "<", "right": ">"}
+        form = "  ".join(f"{{:{signs[s]}{w}}}" for s, w in zip(sides, widths, strict=True))
+        lines = (rows[0], ["-" * width for width in widths], *rows[1:])
+        return "\n".join(form.format(*line).rstrip() for line in lines)
     rule = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
     table = Table(box=rule, show_edge=False, pad_edge=False, padding=(0, 0, 0, 1))
-    least = 2 * len(widths)
-    for column, (head, width) in enumerate(zip(rows[0], widths, strict=True)):
-        is_words = column in left_columns
-        narrow = min(width, _NARROW) if is_words else width
-        least += narrow
-        side = "left" if is_words else "right"
-        table.add_column(
-            Text(head), justify=side, overflow="fold", no_wrap=not is_words, min_width=narrow
-        )
+    needed = 2 * len(widths)
+    for head, side, most in zip(rows[0], sides, widths, strict=True):
+        least = min(most, _NARROW) if side == "left" else most
+        fold = {"overflow": "fold", "no_wrap": side == "right", "min_width": least}
+        table.add_column(Text(head), justify=side, **fold)
+        needed += least
     for row in rows[1:]:
         table.add_row(*map(Text, row))
     text = io.StringIO()
-    Console(file=text, width=max(least, page), color_system=None, legacy_windows=False).print(table)
+    page = max(needed, width or shutil.get_terminal_size().columns)
+    Console(file=text, width=page, color_system=None, legacy_windows=False).print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().rstrip("\n").split("\n"))
 
 

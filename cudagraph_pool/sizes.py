@@ -94,7 +94,7 @@ def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
             first.
     """
     try:
-        listed = [_size(size) for size in sizes]
+        listed = [*map(_size, sizes)]
     except TypeError as error:
         raise ValueError(
             f"sizes is {sizes!r}, but must be a sequence of integers or of tuples of them"
@@ -109,17 +109,14 @@ def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
     return listed
 
 
-def _size(given: int | Iterable[int]) -> Size:
-    numbers = given if hasattr(given, "__iter__") else (given,)
-    size = []
-    for number in numbers:
-        try:
-            size.append(operator.index(number))
-        except TypeError:
-            size.append(0)
+def _size(given: Any) -> Size:
+    try:
+        size = tuple(map(operator.index, given if hasattr(given, "__iter__") else (given,)))
+    except TypeError:
+        size = ()
     if not size or min(size) < 1:
         raise ValueError(f"sizes has {given!r}, but a size is an integer of at least 1")
-    return tuple(size)
+    return size
 
 
 def cost(size: Size) -> tuple[int, Size]:
@@ -189,9 +186,9 @@ def _holds(bucket: Size, size: Size) -> bool:
 
 
 def _axes_of(dim: Any) -> int:
-    entries = list(dim.values()) if isinstance(dim, Mapping) else [dim]
-    entries = [(entry,) if isinstance(entry, int) else entry for entry in entries]
-    axes = {len(entry) if isinstance(entry, tuple) else 0 for entry in entries if entry is not None}
+    entries = dim.values() if isinstance(dim, Mapping) else [dim]
+    pairs = [(entry,) if isinstance(entry, int) else entry for entry in entries]
+    axes = {len(pair) if isinstance(pair, tuple) else 0 for pair in pairs if pair is not None}
     if len(axes) != 1 or 0 in axes:
         raise ValueError(
             f"dim is {dim!r}: with sizes='auto' it says how many dynamic dimensions there are, and "

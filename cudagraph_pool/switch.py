@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._adapter import load_adapter, loaded_adapter
 from ._shared_exec import let_all_share
@@ -17,30 +17,28 @@ from ._shared_exec import let_all_share
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 _logger = logging.getLogger(__package__)
 
 
-def _by_name(function: Callable[_P, _R]) -> Callable[_P, _R]:
+def _by_name(function: _Function) -> _Function:
     """Takes options by position too, for one release, and warns."""
 
     @functools.wraps(function)
-    def by_name(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def by_name(*args: Any, **kwargs: Any) -> Any:
         names = ("share_captures", "mempools", "shared_exec", "exportable")
-        if 0 < len(args) <= len(names):
-            warnings.warn(
-                f"pass the options of {function.__name__}() by name, as share_captures=True: by "
-                "position they will be refused from 0.3 on",
-                FutureWarning,
-                stacklevel=2,
-            )
-            kwargs.update(zip(names, args, strict=False))
-            args = ()  # type: ignore[assignment]
-        return function(*args, **kwargs)
+        if not args or len(args) > len(names):
+            return function(*args, **kwargs)
+        warnings.warn(
+            f"pass the options of {function.__name__}() by name, as share_captures=True: by "
+            "position they will be refused from 0.3 on",
+            FutureWarning,
+            stacklevel=2,
+        )
+        return function(**kwargs, **dict(zip(names, args, strict=False)))
 
-    return by_name
+    return by_name  # type: ignore[return-value]
 
 
 @_by_name
@@ -94,11 +92,8 @@ def enable(
             "Without a GPU, `cudagraph-pool replay` runs the same core on recorded captures"
         )
     torch.cuda.init()
-    stream = torch.cuda.graph.default_capture_stream
-    if stream is not None:
-        with torch.cuda.stream(stream):
-            capturing = torch.cuda.is_current_stream_capturing()
-        if capturing:
+    with torch.cuda.stream(torch.cuda.graph.default_capture_stream):
+        if torch.cuda.is_current_stream_capturing():
             raise RuntimeError(
                 "enable() was called while a CUDA graph capture is under way; "
                 "call it before the capture begins or after it has ended"
@@ -234,15 +229,15 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     library = ctypes.CDLL(path)
     made = CUDAPluggableAllocator(path, "cudagraph_pool_malloc", "cudagraph_pool_free")
     inner: Any = made.allocator()
-    for set_hook, name in (
-        (inner.set_reset_fn, "reset"),
-        (inner.set_memory_fraction_fn, "memory_fraction"),
-        (inner.set_base_alloc_fn, "base_alloc"),
-        (inner.set_record_stream_fn, "record_stream"),
-        (inner.set_begin_allocate_to_pool, "begin_allocate_to_pool"),
-        (inner.set_end_allocate_to_pool_fn, "end_allocate_to_pool"),
-        (inner.set_release_pool, "release_pool"),
-    ):
+    for name, set_hook in {
+        "reset": inner.set_reset_fn,
+        "memory_fraction": inner.set_memory_fraction_fn,
+        "base_alloc": inner.set_base_alloc_fn,
+        "record_stream": inner.set_record_stream_fn,
+        "begin_allocate_to_pool": inner.set_begin_allocate_to_pool,
+        "end_allocate_to_pool": inner.set_end_allocate_to_pool_fn,
+        "release_pool": inner.set_release_pool,
+    }.items():
         function = getattr(library, f"cudagraph_pool_{name}")
         set_hook(ctypes.cast(function, ctypes.c_void_p).value)
     return made

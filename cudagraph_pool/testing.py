@@ -8,6 +8,8 @@ and fails. Captures in processes that the suite starts are neither redirected no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 
 from . import _adapter, switch
@@ -29,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
 class _EnabledRun:
     """Hooks of a run with the option; without it none of them is there."""
 
-    _before = (0, 0)  # another run in this process may have counted before
+    _before: Mapping[str, int]  # another run in this process may have counted before
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -43,7 +45,7 @@ class _EnabledRun:
             switch.enable()
         except (ImportError, RuntimeError) as error:
             raise pytest.UsageError(f"--cudagraph-pool: {error}") from error
-        self._before = _capture_counts()
+        self._before = _adapter.load_adapter().capture_counts()
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         ours, base = self._captures()
@@ -54,22 +56,13 @@ class _EnabledRun:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         ours, base = self._captures()
         terminalreporter.section("cudagraph_pool")
-        if not ours + base:
-            terminalreporter.line("no CUDA graph was captured: the pool was not put to the test")
-            return
-        terminalreporter.line(
-            f"CUDA graph captures: {ours} in pools of cudagraph_pool, {base} in PyTorch's own"
-        )
-        if not ours:
-            terminalreporter.line(
-                "FAILED: graphs were captured, but none in a pool of cudagraph_pool", red=True
-            )
+        line = f"CUDA graph captures: {ours} in pools of cudagraph_pool, {base} in PyTorch's own"
+        nothing = "no CUDA graph was captured: the pool was not put to the test"
+        terminalreporter.line(line if ours + base else nothing)
+        if base and not ours:
+            failed = "FAILED: graphs were captured, but none in a pool of cudagraph_pool"
+            terminalreporter.line(failed, red=True)
 
     def _captures(self) -> tuple[int, int]:
-        ours, base = _capture_counts()
-        return ours - self._before[0], base - self._before[1]
-
-
-def _capture_counts() -> tuple[int, int]:
-    counts = _adapter.load_adapter().capture_counts()
-    return counts["ours"], counts["base"]
+        now = _adapter.load_adapter().capture_counts()
+        return now["ours"] - self._before["ours"], now["base"] - self._before["base"]

@@ -22,7 +22,7 @@ from entry_points import environment
 import cudagraph_pool
 from cudagraph_pool import switch
 from cudagraph_pool.cli.main import main
-from cudagraph_pool.integration import autoload, vllm, vllm_estimate
+from cudagraph_pool.integration import autoload, vllm
 from cudagraph_pool.integration import request as _request
 
 needs_torch = pytest.mark.skipif(
@@ -269,7 +269,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The loggers of vLLM's custom all-reduce, each time that it is changed, and its estimate."""
     loggers: list[str] = []
     monkeypatch.setattr(vllm, "serve_all_reduce", loggers.append)
-    monkeypatch.setattr(vllm_estimate, "serve_estimate", loggers.append)
+    monkeypatch.setattr(vllm, "serve_estimate", loggers.append)
     return loggers
 
 

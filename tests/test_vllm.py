@@ -38,12 +38,11 @@ class CustomAllreduce:
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     """vLLM's, with a class of its own for each test; enabled, as far as is asked."""
-    made: Any = ModuleType(vllm._MODULE)
+    made: Any = ModuleType(vllm._ALL_REDUCE)
     made.CustomAllreduce = type("CustomAllreduce", (CustomAllreduce,), {})
-    monkeypatch.setitem(sys.modules, vllm._MODULE, made)
+    monkeypatch.setitem(sys.modules, vllm._ALL_REDUCE, made)
     monkeypatch.setattr(vllm, "is_enabled", lambda: True)
     vllm.serve_all_reduce.cache_clear()
-    vllm._say.cache_clear()
     return made
 
 

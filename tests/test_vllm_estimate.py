@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cudagraph_pool._forecast import exec_bytes
-from cudagraph_pool.integration import vllm_estimate
+from cudagraph_pool.integration import vllm
 
 LOGGER = "vllm.cudagraph_pool"
 MIB = 1 << 20
@@ -30,7 +30,7 @@ class Engine:
     def __init__(self) -> None:
         self.hooks: list[Callable[[int], None]] = []
         self.utils, self.runner, self.graphs = map(
-            module, (vllm_estimate._UTILS, vllm_estimate._RUNNER, "torch.cuda.graphs")
+            module, (vllm._UTILS, vllm._RUNNER, "torch.cuda.graphs")
         )
         self.utils._extrapolate_full_graph_memory = self.extrapolate
         self.graphs.register_graph_capture_end_hook = self.register
@@ -63,18 +63,18 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     made = Engine()
     for fake in (made.utils, made.runner, made.graphs):
         monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    parents = [vllm_estimate._UTILS.split(".")[:length] for length in range(1, 5)]
+    parents = [vllm._UTILS.split(".")[:length] for length in range(1, 5)]
     for parent in (["torch"], ["torch", "cuda"], *parents):
         name = ".".join(parent)
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(vllm_estimate, "is_enabled", lambda: True)
-    monkeypatch.setattr(vllm_estimate, "count_nodes", lambda nodes: nodes)
-    vllm_estimate.serve_estimate.cache_clear()
+    monkeypatch.setattr(vllm, "is_enabled", lambda: True)
+    monkeypatch.setattr(vllm, "count_nodes", lambda nodes: nodes)
+    vllm.serve_estimate.cache_clear()
     return made
 
 
 def share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_estimate, "all_share", lambda: True)
+    monkeypatch.setattr(vllm, "all_share", lambda: True)
 
 
 def test_other_full_graphs_take_their_executables(
@@ -82,7 +82,7 @@ def test_other_full_graphs_take_their_executables(
 ) -> None:
     caplog.set_level(logging.INFO)
     assert engine.estimate() == THEIRS
-    vllm_estimate.serve_estimate(LOGGER)
+    vllm.serve_estimate(LOGGER)
     assert caplog.messages == []
     assert engine.estimate() == MEASURED + int(33 * exec_bytes(200) * 1.25) + 2 * MIB
     assert caplog.messages == ["sets aside for 35 full graphs -39 MiB beside vLLM's own"]
@@ -94,7 +94,7 @@ def test_replays_make_the_executables_that_are_shared(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     share(monkeypatch)
-    vllm_estimate.serve_estimate(LOGGER)
+    vllm.serve_estimate(LOGGER)
     all_of_them = 800 * exec_bytes(7) + 35 * exec_bytes(200)
     assert engine.estimate() == MEASURED + int(all_of_them * 1.25) + 2 * MIB
     monkeypatch.setattr(sys.modules[__name__], "NODES", [7] * 4_000 + [200, 200])
@@ -107,8 +107,8 @@ def test_where_the_pool_is_off_or_nothing_was_counted_nothing_changes(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, nodes: list[int]
 ) -> None:
     monkeypatch.setattr(sys.modules[__name__], "NODES", nodes)
-    monkeypatch.setattr(vllm_estimate, "is_enabled", lambda: not nodes)
-    vllm_estimate.serve_estimate(LOGGER)
+    monkeypatch.setattr(vllm, "is_enabled", lambda: not nodes)
+    vllm.serve_estimate(LOGGER)
     assert engine.estimate() == THEIRS
 
 
@@ -117,7 +117,7 @@ def test_a_profile_that_fails_leaves_nothing(engine: Engine) -> None:
         raise RuntimeError("out of memory")
 
     engine.utils._extrapolate_full_graph_memory = fails
-    vllm_estimate.serve_estimate(LOGGER)
+    vllm.serve_estimate(LOGGER)
     with pytest.raises(RuntimeError, match="out of memory"):
         engine.estimate()
     assert engine.hooks == []
@@ -137,8 +137,8 @@ def test_what_is_not_known_is_left(
     elif lacks == "hook":
         del engine.graphs.register_graph_capture_end_hook
     else:
-        monkeypatch.setitem(sys.modules, vllm_estimate._RUNNER, None)
-    vllm_estimate.serve_estimate(LOGGER)
+        monkeypatch.setitem(sys.modules, vllm._RUNNER, None)
+    vllm.serve_estimate(LOGGER)
     assert caplog.messages == []
     if lacks != "method":
         assert engine.runner.GPUModelRunner.profile_cudagraph_memory is before

@@ -46,8 +46,7 @@ def vllm() -> None:
     if _arrange(logger):
         from torch.cuda import _lazy_call
 
-        from .vllm import serve_all_reduce
-        from .vllm_estimate import serve_estimate
+        from .vllm import serve_all_reduce, serve_estimate
 
         # They import much of vLLM.
         _lazy_call(lambda: serve_all_reduce(logger))

@@ -1,10 +1,18 @@
-"""vLLM's custom all-reduce on graph memory that is mapped.
+"""What vLLM needs where graph memory is ours.
 
-At the end of its captures it lets the other processes read what they reduced where it lies, by
-``cudaIpcGetMemHandle``. Mapped memory has no such handle, ours nor that of PyTorch's expandable
-segments, and vLLM ends the process (``custom_all_reduce.cuh:455 'invalid argument'``, vllm#42609).
-Outside of captures it copies what it reduces into a buffer that all have opened. So it does in
-captures here.
+Custom all-reduce: at the end of its captures it lets the other processes read what they reduced
+where it lies, by ``cudaIpcGetMemHandle``. Mapped memory has no such handle, ours nor that of
+PyTorch's expandable segments, and vLLM ends the process (``custom_all_reduce.cuh:455 'invalid
+argument'``, vllm#42609). Outside of captures it copies what it reduces into a buffer that all have
+opened. So it does in captures here.
+
+What is set aside for graphs before the KV cache is sized: the V2 runner captures all but the full
+graphs, and of these the two largest, and measures what the device has less. It takes each other
+full graph for as much as the second one took, or 1 MiB: the device gives memory in pieces of 2 MiB,
+and what is freed meanwhile counts against it. In a pool of ours the others need no memory but their
+executables, which are forecast here from their nodes.
+
+Neither function raises: vLLM runs without what it changes.
 """
 
 from __future__ import annotations
@@ -12,63 +20,114 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, Final
 
+from .._forecast import count_nodes, exec_bytes
+from .._shared_exec import _EXEC_BUDGET, _MAX_EXECS, all_share
 from ..switch import is_enabled
 
-_MODULE = "vllm.distributed.device_communicators.custom_all_reduce"
-_CANNOT = "graph memory that is mapped cannot be shared by its address"
+_ALL_REDUCE: Final = "vllm.distributed.device_communicators.custom_all_reduce"
+_UTILS: Final = "vllm.v1.worker.gpu.cudagraph_utils"
+_RUNNER: Final = "vllm.v1.worker.gpu.model_runner"
+_FULL: Final = "_extrapolate_full_graph_memory"
+# Too little would be worse than too much: of what is forecast, and the grain of what is measured.
+_MARGIN: Final = 1.25
+_GRAIN: Final = 2 << 20
 
 
 @functools.cache
 def serve_all_reduce(logger: str) -> None:
-    """Changes vLLM's class, once in a process, and says in the log what comes of it.
-
-    It never raises: vLLM runs without, unless it is told to use several GPUs.
-    """
+    """Changes vLLM's class, once in a process, and says in the log what comes of it."""
     log = logging.getLogger(logger)
     try:
-        from vllm.distributed.device_communicators.custom_all_reduce import CustomAllreduce
-
-        _serve(CustomAllreduce, log)
+        custom: Any = import_module(_ALL_REDUCE).CustomAllreduce
+        all_reduce, should = custom.all_reduce, custom.should_custom_ar
+        registered = inspect.signature(all_reduce).parameters.get("registered")
     except Exception as error:
         instead = "for tensor parallelism set disable_custom_all_reduce=True"
-        log.warning("%s is not as expected (%s): %s", _MODULE, error, instead)
+        log.warning("%s is not as expected (%s): %s", _ALL_REDUCE, error, instead)
+        return
 
+    @functools.cache
+    def say(what: str) -> None:
+        cannot = "graph memory that is mapped cannot be shared by its address"
+        log.info("vLLM's custom all-reduce %s: %s", what, cannot)
 
-def _serve(custom: Any, log: logging.Logger) -> None:
-    all_reduce = custom.all_reduce
-    registered = inspect.signature(all_reduce).parameters.get("registered")
-    if registered is not None and registered.kind is registered.KEYWORD_ONLY:
-        custom.all_reduce = _copying(all_reduce, log)
-    else:
-        custom.should_custom_ar = _refusing(custom.should_custom_ar, log)
-
-
-def _copying(all_reduce: Callable[..., Any], log: logging.Logger) -> Callable[..., Any]:
     @functools.wraps(all_reduce)
     def copying(self: Any, *args: Any, registered: bool = False, **kwargs: Any) -> Any:
         # Only captures ask for it.
         if registered and is_enabled():
-            _say(log, "copies into its buffer in captures")
+            say("copies into its buffer in captures")
             registered = False
         return all_reduce(self, *args, registered=registered, **kwargs)
 
-    return copying
-
-
-def _refusing(should: Callable[..., bool], log: logging.Logger) -> Callable[..., bool]:
     @functools.wraps(should)
     def refusing(*args: Any, **kwargs: Any) -> bool:
         if not is_enabled():
-            return should(*args, **kwargs)
-        _say(log, "is switched off, since this vLLM's is not known")
+            return bool(should(*args, **kwargs))
+        say("is switched off, since this vLLM's is not known")
         return False
 
-    return refusing
+    if registered is not None and registered.kind is registered.KEYWORD_ONLY:
+        custom.all_reduce = copying
+    else:
+        custom.should_custom_ar = refusing
 
 
 @functools.cache
-def _say(log: logging.Logger, what: str) -> None:
-    log.info("vLLM's custom all-reduce %s: %s", what, _CANNOT)
+def serve_estimate(logger: str) -> None:
+    """Changes a method of vLLM's runner, once in a process; not where vLLM or torch (before 2.14)
+    lacks what this needs.
+    """
+    log = logging.getLogger(logger)
+    try:
+        from torch.cuda.graphs import register_graph_capture_end_hook as register
+
+        utils, runner = import_module(_UTILS), import_module(_RUNNER).GPUModelRunner
+        getattr(utils, _FULL)
+        profile = runner.profile_cudagraph_memory
+    except Exception as error:
+        log.debug("vLLM estimates what graphs take by itself: %s", error)
+        return
+
+    @functools.wraps(profile)
+    def forecasting(runner: Any) -> int:
+        nodes: list[int] = []
+        theirs: Callable[[Sequence[int], int], int] = getattr(utils, _FULL)
+
+        def full_graphs(samples: Sequence[int], total: int) -> int:
+            estimate = theirs(samples, total)
+            others, shares = total - len(samples), all_share()
+            # Errors of the hook are torch's to swallow. Where nothing is to come all was measured.
+            if not nodes or not (others or shares):
+                return estimate
+            ours = sum(samples) + more_bytes(nodes, others, shares)
+            beside = (ours - estimate) / (1 << 20)
+            log.info("sets aside for %d full graphs %+.0f MiB beside vLLM's own", total, beside)
+            return ours
+
+        if not is_enabled():
+            return int(profile(runner))
+        hook = register(lambda graph: nodes.append(count_nodes(graph)))
+        setattr(utils, _FULL, full_graphs)
+        try:
+            return int(profile(runner))
+        finally:
+            setattr(utils, _FULL, theirs)
+            hook.remove()
+
+    runner.profile_cudagraph_memory = forecasting
+
+
+def more_bytes(nodes: Sequence[int], others: int, shares: bool) -> int:
+    """What is yet to come, once graphs of so many ``nodes`` are captured, and up to ``others`` more
+    of the largest. Replays make executables that graphs share: of these none was measured yet.
+    """
+    largest = exec_bytes(max(nodes))
+    execs = largest * others
+    if shares:
+        execs = min(execs + sum(map(exec_bytes, nodes)), largest * _MAX_EXECS + _EXEC_BUDGET)
+    return math.ceil(execs * _MARGIN) + _GRAIN

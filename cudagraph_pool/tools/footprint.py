@@ -28,20 +28,22 @@ class Way(NamedTuple):
     """One way to run a model."""
 
     compile: Mapping[str, Any] | None = None  # arguments of torch.compile, if it is compiled
-    has_graphs: bool = False
     ours: bool = False  # whether its graphs are in our pool
 
+    @property
+    def has_graphs(self) -> bool:
+        return self.compile is not None and "mode" in self.compile
 
-_COMPILED: Final = {"dynamic": False}
+
 _GRAPHS: Final = {"mode": "reduce-overhead", "dynamic": False}
 _DYNAMIC: Final = {"mode": "reduce-overhead", "dynamic": True}
 WAYS: Final[Mapping[str, Way]] = {
     "eager": Way(),
-    "compiled": Way(_COMPILED),
-    "graphs, stock": Way(_GRAPHS, has_graphs=True),
-    "graphs, ours": Way(_GRAPHS, has_graphs=True, ours=True),
-    "dynamic graphs, stock": Way(_DYNAMIC, has_graphs=True),
-    "dynamic graphs, ours": Way(_DYNAMIC, has_graphs=True, ours=True),
+    "compiled": Way({"dynamic": False}),
+    "graphs, stock": Way(_GRAPHS),
+    "graphs, ours": Way(_GRAPHS, ours=True),
+    "dynamic graphs, stock": Way(_DYNAMIC),
+    "dynamic graphs, ours": Way(_DYNAMIC, ours=True),
 }
 
 
@@ -212,10 +214,10 @@ def ratio(found: Found, way: str) -> float | None:
     """The compression ratio, as PyTorch's dashboard has it: the peak of what is allocated eagerly,
     divided by this one's.
     """
-    eager, own = found.get("eager"), found[way]
-    if not isinstance(eager, Footprint) or not isinstance(own, Footprint):
+    measured = _measured(found)
+    if "eager" not in measured or way not in measured:
         return None
-    return eager.allocated / own.allocated
+    return measured["eager"].allocated / measured[way].allocated
 
 
 def table(found: Found) -> str:
@@ -249,8 +251,7 @@ def draw(models: Mapping[str, Found], path: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    columns = min(2, len(models))
-    rows = -(-len(models) // columns)
+    columns, rows = min(2, len(models)), (len(models) + 1) // 2
     height = 1.2 + 0.4 * max(map(len, models.values()))
     with rc_context(STYLE):
         figure = Figure(figsize=(5 * columns + 1, height * rows + 0.5), layout="constrained")

@@ -39,30 +39,30 @@ class MemoryMap:
     placed: list[Placed] = field(default_factory=list)
     operations: int = 0
     first_allocation: int = 0  # how many allocations the pool had made before
+    _live: dict[int, Placed] = field(default_factory=dict)  # by what names a block
 
-    def allocate(self, stretches: list[Stretch]) -> Placed:
-        placed = Placed(self.operations, stretches)
-        self.placed.append(placed)
+    def allocate(self, block: int, stretches: list[Stretch]) -> None:
+        self._live[block] = Placed(self.operations, stretches)
+        self.placed.append(self._live[block])
         self.operations += 1
-        return placed
 
-    def free(self, placed: Placed) -> None:
-        placed.died = self.operations
-        self.operations += 1
+    def free(self, block: int) -> None:
+        """Blocks that it does not know are of other pools."""
+        if block in self._live:
+            self._live.pop(block).died = self.operations
+            self.operations += 1
 
 
 def drawing(pools: _core.PoolSet, drawn: MemoryMap) -> Callable[[Event, _core.Block | None], None]:
     """Draws the map of a replay: a :class:`cudagraph_pool.tools.replay.Watcher`."""
-    live: dict[int, Placed] = {}
 
     def draw(event: Event, block: _core.Block | None) -> None:
         if block is None:
-            drawn.free(live.pop(event.block))
+            drawn.free(event.block)
             return
         pieces = pools.pieces(block.address)
-        live[event.block] = drawn.allocate(
-            joined((page * PAGE_BYTES + offset, length) for page, offset, length in pieces)
-        )
+        stretches = joined((page * PAGE_BYTES + at, length) for page, at, length in pieces)
+        drawn.allocate(event.block, stretches)
 
     return draw
 
@@ -75,19 +75,17 @@ def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any])
     ranges = sorted((entry["address"], entry["pages"]) for entry in snapshot["ranges"])
     begins = [address for address, _ in ranges]
     result = MemoryMap()
-    live: dict[int, Placed] = {}
     for operation in operations:
         if not operation.size:
-            if operation.address in live:
-                result.free(live.pop(operation.address))
+            result.free(operation.address)
             continue
         place = bisect.bisect_right(begins, operation.address) - 1
         address, pages = ranges[place] if place >= 0 else (0, [])
         begin = operation.address - address
         end = begin + round_up(operation.size, GRANULE_BYTES)
         if end <= len(pages) * page_bytes:
-            stretches = joined(_pieces(pages, page_bytes, begin, end))
-            live[operation.address] = result.allocate(stretches)
+            pieces = _pieces(pages, page_bytes, begin, end)
+            result.allocate(operation.address, joined(pieces))
     result.first_allocation = snapshot["stats"]["allocations"] - len(result.placed)
     return result
 

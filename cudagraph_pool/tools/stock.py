@@ -41,13 +41,12 @@ class StockPool:
 
     def run(self, events: Iterable[Event]) -> None:
         for event in events:
-            if event.bytes:
-                size = round_up(event.bytes, GRANULE_BYTES)
-                kind = event.stream, size <= _SMALL
-                begin, end = self._allocate(kind, size)
-                self._live[event.block] = kind, begin, end
-            else:
+            if not event.bytes:
                 self._give(*self._live.pop(event.block))
+                continue
+            size = round_up(event.bytes, GRANULE_BYTES)
+            kind = event.stream, size <= _SMALL
+            self._live[event.block] = kind, *self._allocate(kind, size)
 
     def _allocate(self, kind: _Kind, size: int) -> tuple[int, int]:
         free = self._free[kind]

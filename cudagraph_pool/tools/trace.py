@@ -26,8 +26,7 @@ ORDERS: Final[tuple[Order, ...]] = ("recorded", "asc", "desc", "shuffled")
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
 
-# Limits on what a file may ask of this process. The largest of the recorded traces has 0.5 MiB of
-# JSON, 36,000 events and 4 GiB of live blocks.
+# Limits on what a file may ask of this process. The largest recorded one has 36,000 events.
 MAX_JSON_BYTES: Final = 32 << 20
 MAX_GRAPHS: Final = 65_536
 MAX_EVENTS: Final = 1_000_000
@@ -110,27 +109,26 @@ def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
     graph than its allocation happens at the start of the graph after its own; it never happens if
     its own is the last.
     """
-    recorded = list(range(len(trace.graphs)))
+    graphs = trace.graphs
+    places = list(range(len(graphs)))
     if order == "shuffled":
-        places = recorded.copy()
         random.Random(seed).shuffle(places)
-    else:
-        sign = {"recorded": 0, "asc": 1, "desc": -1}[order]
-        places = sorted(recorded, key=lambda place: sign * trace.graphs[place].key)
-    if places == recorded:
-        return trace.graphs
+    elif order != "recorded":
+        places.sort(key=lambda place: graphs[place].key * (1 if order == "asc" else -1))
+    if places == sorted(places):
+        return graphs
 
-    born = {e.block: place for place in recorded for e in trace.graphs[place].events if e.bytes}
     position = {place: index for index, place in enumerate(places)}
     late_frees: list[list[Event]] = [[] for _ in range(len(places) + 1)]
     own_events: list[list[Event]] = [[] for _ in places]
-    for place, graph in enumerate(trace.graphs):
+    born: dict[int, int] = {}  # by block
+    for place, graph in enumerate(graphs):
         for event in graph.events:
+            born.setdefault(event.block, place)
             home = position[born[event.block]]
-            is_own = home == position[place]
-            (own_events[home] if is_own else late_frees[home + 1]).append(event)
+            (own_events[home] if born[event.block] == place else late_frees[home + 1]).append(event)
     return [
-        Graph(trace.graphs[place].key, late_frees[index] + own_events[index])
+        Graph(graphs[place].key, late_frees[index] + own_events[index])
         for index, place in enumerate(places)
     ]
 
@@ -141,7 +139,7 @@ def minimum_bytes(graphs: list[Graph]) -> int:
     That is the largest sum of live blocks at any moment, each rounded up to a granule, rounded up
     to a page.
     """
-    return whole_pages(most_live_bytes(e for graph in graphs for e in graph.events))
+    return whole_pages(most_live_bytes(event for graph in graphs for event in graph.events))
 
 
 def most_live_bytes(events: Iterable[Event]) -> int:
