@@ -43,12 +43,8 @@ def load_adapter() -> Any:
             adapter for. The message says which command sets it right.
     """
     global _loaded
-    if _loaded is None:
-        _loaded = _load()
-    return _loaded
-
-
-def _load() -> ModuleType:
+    if _loaded is not None:
+        return _loaded
     try:
         import torch
     except ImportError as error:
@@ -67,12 +63,13 @@ def _load() -> ModuleType:
     if find_spec(name) is None:
         raise ImportError(no_adapter(found))
     try:
-        return import_module(name)
+        _loaded = import_module(name)
     except ImportError as error:
         raise ImportError(
             f"cudagraph_pool's adapter for torch {release} cannot be loaded by torch {found}: "
             f"{error}: {_command()}"
         ) from error
+    return _loaded
 
 
 def and_the_adapter() -> str:

@@ -16,8 +16,8 @@ from small_trace import TRACES, WriteTrace
 from validate_placements import validate
 
 from cudagraph_pool import _core
-from cudagraph_pool.cli import traces
 from cudagraph_pool.cli.main import main, parser
+from cudagraph_pool.tools import replay
 
 SEED = next(path for path in TRACES if path.name.startswith("seed"))
 MLP = next(path for path in TRACES if path.name.startswith("mlp"))
@@ -183,7 +183,7 @@ def test_failure_and_interrupt_are_one_line(
         def fail(*_: object, error: BaseException = error) -> None:
             raise error
 
-        monkeypatch.setattr(traces, "replay", fail)
+        monkeypatch.setattr(replay, "replay", fail)
         assert call("replay", SEED) == code
         assert capsys.readouterr().err == f"cudagraph-pool: {said}\n"
 

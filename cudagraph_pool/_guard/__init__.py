@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.cuda import _gpu_trace
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .._borrow import borrow
@@ -89,26 +89,18 @@ class _Outputs(TorchDispatchMode):  # type: ignore[misc]
 
 def _check(tensor: Tensor, operation: Any) -> None:
     """Raises RuntimeError if the operation would read what has been overwritten."""
-    for part in filter(torch._C._has_storage, _unwrapped(tensor)):
-        marked = getattr(part.untyped_storage(), "_returned_by", None)
-        if marked is None:
-            continue
-        order, own, what = marked
-        number, by = order.wrote
-        if number != own:
-            raise RuntimeError(
-                f"{operation} uses what call {own} of its pool returned, {what}, but call "
-                f"{number}, {by}, has overwritten it. Copy what must last longer, or pass "
-                "clone_outputs=True to the GraphRunner"
-            )
-
-
-def _unwrapped(tensor: Tensor) -> list[Tensor]:
-    """The tensor, or those that it wraps, and these likewise."""
-    if not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
-    inner = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
-    return [part for x in inner for part in _unwrapped(x)]
+    has_storage = torch._C._has_storage(tensor)
+    marked = getattr(tensor.untyped_storage(), "_returned_by", None) if has_storage else None
+    if marked is None:
+        return
+    order, own, what = marked
+    number, by = order.wrote
+    if number != own:
+        raise RuntimeError(
+            f"{operation} uses what call {own} of its pool returned, {what}, but call {number}, "
+            f"{by}, has overwritten it. Copy what must last longer, or pass clone_outputs=True to "
+            "the GraphRunner"
+        )
 
 
 def is_guarded() -> bool:

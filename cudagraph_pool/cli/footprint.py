@@ -17,12 +17,7 @@ from .errors import CommandError
 _WORDS = {way.replace(",", "").replace(" ", "_"): way for way in WAYS}
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "What a model takes eagerly, compiled, with CUDA graphs and with graphs of dynamic shapes, "
-        "these on PyTorch's own allocator and on the pool."
-    )
-    parser.epilog = "For instance: cudagraph-pool footprint models:resnet --picture resnet.svg"
+def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "model",
@@ -36,10 +31,12 @@ def add(parser: argparse.ArgumentParser) -> None:
     add("--json", type=Path, metavar="FILE", help="write the figures in bytes")
     picture = "draw them (needs matplotlib): png, svg, pdf"
     add("--picture", type=Path, metavar="FILE", help=picture)
-    parser.set_defaults(function=_footprint)
 
 
-def _footprint(options: argparse.Namespace) -> int:
+def footprint(options: argparse.Namespace) -> int:
+    """What a model takes eagerly, compiled, with CUDA graphs and with graphs of dynamic shapes,
+    these on PyTorch's own allocator and on the pool.
+    """
     if problem := _problem(options):
         raise CommandError(problem)
     for way in needing_kernels(options.ways):
@@ -56,7 +53,7 @@ def _footprint(options: argparse.Namespace) -> int:
         draw({options.model: found}, options.picture)
     for file in filter(None, (options.json, options.picture)):
         print(f"wrote {file}", file=sys.stderr)
-    return 1 if any(isinstance(footprint, str) for footprint in found.values()) else 0
+    return 1 if any(isinstance(own, str) for own in found.values()) else 0
 
 
 def _ways(text: str) -> list[str]:

@@ -29,15 +29,10 @@ _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 _VMM_SUPPORTED: Final = 102
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Says what is installed, what this machine can do, and whether the pool is enabled. "
-        "No CUDA context is made."
-    )
-    parser.set_defaults(function=_info)
-
-
-def _info(options: argparse.Namespace) -> int:
+def info(options: argparse.Namespace) -> int:
+    """Says what is installed, what this machine can do, and whether the pool is enabled. No CUDA
+    context is made.
+    """
     pairs = lines()
     width = max(len(label) for label, _ in pairs) + 2
     wrapper = textwrap.TextWrapper(shutil.get_terminal_size().columns, break_long_words=False)

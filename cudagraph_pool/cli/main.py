@@ -10,7 +10,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .errors import FAILED, CommandError, refuse
 
@@ -58,7 +58,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The whole command. Each subcommand sets ``function``, which returns the exit code."""
+    """The whole command. What a subcommand's function says of itself is its description."""
     # Imported here, since that takes long enough to be stopped.
     from cudagraph_pool import __version__
 
@@ -74,32 +74,37 @@ def parser() -> argparse.ArgumentParser:
     whole.add_argument("--version", action="version", version=__version__)
     # argparse makes the column of names as wide as this, and too narrow for an indented one.
     commands = whole.add_subparsers(dest="command", metavar="COMMAND    ", prog="cudagraph-pool")
-    for name, add, what in (
-        ("demo", _add_demo, "stock PyTorch against the pool"),
-        ("run", run.add_run, "a program with the pool enabled, unedited"),
-        ("record", run.add_record, "a program's captures, written as traces"),
-        ("report", traces.add_report, "what recorded captures cost, and what the pool saves"),
-        ("plot", traces.add_plot, "draw the memory of recorded captures"),
-        ("replay", traces.add_replay, "replay recorded captures through the core"),
-        ("footprint", footprint.add, "what a model takes eager, compiled, with CUDA graphs"),
-        ("info", info.add, "what is installed, and what this machine can do"),
-    ):
-        command = commands.add_parser(name, help=what)
-        command.set_defaults(parser=command)
-        add(command)
+
+    def add(function: Callable[..., int], what: str, example: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(example.split()[0], help=what)
+        command.description = " ".join((function.__doc__ or "").split())
+        command.epilog = f"For instance: cudagraph-pool {example}"
+        command.set_defaults(function=function, parser=command)
+        return command
+
+    demo = add(_demo, "stock PyTorch against the pool", "demo")
+    demo.add_argument("--seed", type=int, default=0, help="seed for random inputs (default: 0)")
+    what = "a program with the pool enabled, unedited"
+    run.add_options(add(run.run, what, "run --report serve.py --port 8000"))
+    what = "a program's captures, written as traces"
+    run.add_record_options(add(run.record, what, "record -o traces train.py"))
+    what = "what recorded captures cost, and what the pool saves"
+    traces.add_report_options(add(traces.report, what, "report --html report.html traces/*"))
+    what = "draw the memory of recorded captures"
+    traces.add_plot_options(add(traces.plot, what, "plot traces/serve-1-1.json.gz"))
+    what = "replay recorded captures through the core"
+    traces.add_replay_options(add(traces.replay, what, "replay --order desc traces/*.json.gz"))
+    what = "what a model takes eager, compiled, with CUDA graphs"
+    example = "footprint models:resnet --picture resnet.svg"
+    footprint.add_options(add(footprint.footprint, what, example))
+    add(info.info, "what is installed, and what this machine can do", "info")
     return whole
 
 
-def _add_demo(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Captures a model for many batch sizes, smallest first, on PyTorch's own allocator and on "
-        "the pool. Without a GPU it replays captures that were recorded on one."
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed for random inputs (default: 0)")
-    parser.set_defaults(function=_demo)
-
-
 def _demo(options: argparse.Namespace) -> int:
+    """Captures a model for many batch sizes, smallest first, on PyTorch's own allocator and on the
+    pool. Without a GPU it replays captures that were recorded on one.
+    """
     from ..tools.demo import run
 
     try:

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -30,48 +29,37 @@ _HELP: Final = {
 }
 
 
-def add_run(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Runs a Python program with the pool enabled from its first use of CUDA, and all Python "
-        f"programs that it starts. {VARIABLE} in the environment does the same."
-    )
-    parser.epilog = "For instance: cudagraph-pool run --report serve.py --port 8000"
+def add_options(parser: argparse.ArgumentParser) -> None:
     add, default = parser.add_argument, argparse.SUPPRESS
     for name, what in _HELP.items():
         words = f"--{name.replace('_', '-')}"
         add(words, action=argparse.BooleanOptionalAction, default=default, help=what)
     report = "each process that used CUDA says at its end what it captured and what that took"
     add(f"--{REPORT}", action="store_true", default=default, help=report)
-    _add_program(parser, "[options]", _run)
+    _add_program(parser, "[options]")
 
 
-def add_record(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Runs a Python program on PyTorch's own allocator and writes what its CUDA graph captures "
-        "allocate: a trace of each pool, for report, plot and replay."
-    )
-    parser.epilog = "For instance: cudagraph-pool record -o traces train.py"
+def add_record_options(parser: argparse.ArgumentParser) -> None:
     folder = "folder to write traces to (default: the current one)"
     parser.add_argument("-o", "--output", metavar="FOLDER", default=".", help=folder)
-    _add_program(parser, "[-o FOLDER]", _record)
+    _add_program(parser, "[-o FOLDER]")
 
 
-def _add_program(
-    parser: argparse.ArgumentParser, options: str, function: Callable[..., int]
-) -> None:
+def _add_program(parser: argparse.ArgumentParser, options: str) -> None:
     parser.usage = f"%(prog)s {options} PROGRAM ...\n       %(prog)s {options} -m MODULE ..."
     parser.add_argument("-m", action="store_true", dest="module", help="the program is a module")
     what = "and its arguments"
     parser.add_argument("program", nargs=argparse.PARSER, metavar="PROGRAM", help=what)
-    parser.set_defaults(function=function)
 
 
 def _command(options: argparse.Namespace) -> list[str]:
     return [sys.executable, *["-m"] * options.module, *options.program]
 
 
-def _run(options: argparse.Namespace) -> int:
-    """Becomes the program."""
+def run(options: argparse.Namespace) -> int:
+    """Runs a Python program with the pool enabled from its first use of CUDA, and all Python
+    programs that it starts. CUDAGRAPH_POOL in the environment does the same.
+    """
     _require("run")
     chosen = {name: on for name, on in vars(options).items() if name in (*_HELP, REPORT)}
     if REPORT in chosen:
@@ -81,8 +69,10 @@ def _run(options: argparse.Namespace) -> int:
     os.execv(sys.executable, _command(options))
 
 
-def _record(options: argparse.Namespace) -> int:
-    """Stays the program's parent, to say so if no process of it wrote a trace."""
+def record(options: argparse.Namespace) -> int:
+    """Runs a Python program on PyTorch's own allocator and writes what its CUDA graph captures
+    allocate: a trace of each pool, for report, plot and replay.
+    """
     if not options.output:
         raise CommandError("-o is empty, but names a folder")
     _require("record")
@@ -95,6 +85,7 @@ def _record(options: argparse.Namespace) -> int:
         raise CommandError(f"{folder}: no trace can be written there: {why}") from None
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     before = _traces(folder)
+    # Stays the program's parent, to say so if no process of it wrote a trace.
     with subprocess.Popen(_command(options), env={**environment, RECORD: str(folder)}) as program:
         # A terminal sends its interrupt to the program, too.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

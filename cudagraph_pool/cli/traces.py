@@ -6,62 +6,42 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from .._table import format_table, mib
-from ..tools.replay import replay
+from ..tools import replay as core
 from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
 from .errors import FAILED, CommandError
 
 
-def add_replay(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Replays recorded captures through the real core, on the host: no GPU is used. "
-        "cudagraph-pool record writes them."
-    )
-    parser.epilog = "For instance: cudagraph-pool replay --order desc traces/*.json.gz"
-    _add_traces(parser, _replay, nargs="+")
+def add_replay_options(parser: argparse.ArgumentParser) -> None:
+    _add_traces(parser, nargs="+")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each trace")
     placements = "write each block's pages as JSON lines, of one trace"
     parser.add_argument("--placements", metavar="FILE", help=placements)
 
 
-def add_report(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Replays recorded captures and says what they cost and what the pool saves: as a table, "
-        "JSON, a page. Takes what cudagraph-pool record writes, and what "
-        "torch.cuda.memory._dump_snapshot() has written of a program that recorded its memory "
-        "history (_record_memory_history()) from before its captures."
-    )
-    parser.epilog = "For instance: cudagraph-pool report --html report.html traces/*"
-    _add_traces(parser, _report, nargs="+")
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    _add_traces(parser, nargs="+")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     html = "write a page that stands alone, with pictures where there is matplotlib"
     parser.add_argument("--html", metavar="FILE", help=html)
 
 
-def add_plot(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Replays recorded captures and draws which graph had which bytes, and when, and what the "
-        "pool and PyTorch's own allocator held after each graph."
-    )
-    parser.epilog = "For instance: cudagraph-pool plot traces/serve-1-1.json.gz"
-    _add_traces(parser, _plot, nargs=1)
+def add_plot_options(parser: argparse.ArgumentParser) -> None:
+    _add_traces(parser, nargs=1)
     output = "png, svg or pdf, by its ending (default: the trace's name with .png, here)"
     parser.add_argument("-o", "--output", metavar="FILE", help=output)
 
 
-def _add_traces(
-    parser: argparse.ArgumentParser, function: Callable[..., int], nargs: int | str
-) -> None:
+def _add_traces(parser: argparse.ArgumentParser, nargs: int | str) -> None:
     add = parser.add_argument
     add("traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip; - reads standard input")
     order = "order of the graphs (default: recorded)"
     add("--order", choices=ORDERS, default="recorded", help=order)
     add("--seed", type=int, help="seed for --order shuffled (default: 0)")
-    parser.set_defaults(function=function)
 
 
 def _check(options: argparse.Namespace, option: str, file: str | None) -> None:
@@ -93,7 +73,10 @@ def _failing(output: str | None, path: str = "") -> Iterator[None]:
         raise CommandError(f"{output}: cannot be written: {error.strerror or error}") from None
 
 
-def _replay(options: argparse.Namespace) -> int:
+def replay(options: argparse.Namespace) -> int:
+    """Replays recorded captures through the real core, on the host: no GPU is used. cudagraph-pool
+    record writes them.
+    """
     output = options.placements
     _check(options, "--placements", output)
     if output is not None and len(options.traces) > 1:
@@ -108,11 +91,13 @@ def _replay(options: argparse.Namespace) -> int:
     for trace in traces:
         with _failing(output, trace.path), contextlib.ExitStack() as files:
             file = None if output is None else files.enter_context(open(output, "w"))
-            results.append(replay(trace, options.order, options.seed or 0, file))
+            results.append(core.replay(trace, options.order, options.seed or 0, file))
         if options.json:
             print(json.dumps(results[-1]), flush=True)
     if not options.json:
-        _print_table(results)
+        rows = [[shown(result[name]) for name, shown in _COLUMNS.values()] for result in results]
+        print(format_table([list(_COLUMNS), *rows], left_columns=(0, 2)))
+        print("minimum, reserved and stock (PyTorch's own allocator, as recorded) in MiB")
     return 0
 
 
@@ -129,13 +114,12 @@ _COLUMNS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 }
 
 
-def _print_table(results: Iterable[Mapping[str, Any]]) -> None:
-    rows = [[shown(result[name]) for name, shown in _COLUMNS.values()] for result in results]
-    print(format_table([list(_COLUMNS), *rows], left_columns=(0, 2)))
-    print("minimum, reserved and stock (PyTorch's own allocator, as recorded) in MiB")
-
-
-def _report(options: argparse.Namespace) -> int:
+def report(options: argparse.Namespace) -> int:
+    """Replays recorded captures and says what they cost and what the pool saves: as a table, JSON,
+    a page. Takes what cudagraph-pool record writes, and what torch.cuda.memory._dump_snapshot() has
+    written of a program that recorded its memory history (_record_memory_history()) from before its
+    captures.
+    """
     _check(options, "--html", options.html)
     from ..tools.costs import of_trace
     from ..tools.pool_report import PoolReport
@@ -144,15 +128,18 @@ def _report(options: argparse.Namespace) -> int:
     maps = options.html is not None
     with _failing(options.html):
         traces = [trace for path in options.traces for trace in read_traces(path)]
-        report = PoolReport([of_trace(t, options.order, options.seed or 0, maps) for t in traces])
+        costs = PoolReport([of_trace(t, options.order, options.seed or 0, maps) for t in traces])
         if maps:
-            report.save_html(options.html)
+            costs.save_html(options.html)
             print(f"wrote {options.html}", file=sys.stderr)
-    print(json.dumps(report.as_json()) if options.json else report)
+    print(json.dumps(costs.as_json()) if options.json else costs)
     return 0
 
 
-def _plot(options: argparse.Namespace) -> int:
+def plot(options: argparse.Namespace) -> int:
+    """Replays recorded captures and draws which graph had which bytes, and when, and what the pool
+    and PyTorch's own allocator held after each graph.
+    """
     from ..tools.costs import of_trace
     from ..tools.plot import FORMATS, draw, require_matplotlib
 

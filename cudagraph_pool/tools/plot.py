@@ -6,7 +6,6 @@ import importlib.util
 import itertools
 import os
 import warnings
-from collections.abc import Iterator
 from typing import IO, Any, Final
 
 from .._table import mib
@@ -122,10 +121,11 @@ def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
         for block, graph in zip(placed, graphs, strict=True):
             if (len(block.stretches) > 1) == bool(hatch):
                 end = cost.map.operations if block.died is None else block.died
-                rectangles = [*_rectangles(block.born, end, block.stretches)]
-                shapes += rectangles
-                face = _OUTSIDE if graph is None else colours.to_rgba(graph)
-                faces += [face] * len(rectangles)
+                for stretch in block.stretches:
+                    low, high = (place / _MIB for place in stretch)
+                    begin = block.born
+                    shapes.append([(begin, low), (end, low), (end, high), (begin, high)])
+                    faces.append(_OUTSIDE if graph is None else colours.to_rgba(graph))
         look = {"edgecolors": "white", "linewidths": 0} if hatch else {"edgecolors": "none"}
         panel.add_collection(
             PolyCollection(shapes, facecolors=faces, hatch=hatch, rasterized=True, **look)
@@ -149,14 +149,6 @@ def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
     ]
     shown = [part for part in legend if not str(part.get_label()).startswith("0 ")]
     figure.legend(handles=[*shown, low], loc="outside lower left", ncols=2, frameon=False)
-
-
-def _rectangles(
-    left: int, right: int, stretches: list[tuple[int, int]]
-) -> Iterator[list[tuple[int, float]]]:
-    for begin, end in stretches:
-        low, high = begin / _MIB, end / _MIB
-        yield [(left, low), (right, low), (right, high), (left, high)]
 
 
 def _whole_numbers(panel: Any) -> None:
