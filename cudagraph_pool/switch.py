@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import logging
 import os
@@ -224,6 +223,8 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
         ImportError: There is no adapter for the installed torch.
     """
     path = library_path()
+    import ctypes  # which takes as long as the rest of the package
+
     from torch.cuda.memory import CUDAPluggableAllocator
 
     library = ctypes.CDLL(path)
