@@ -12,23 +12,17 @@ import bisect
 import io
 import os
 import pickle
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import index, itemgetter
 from typing import Any, Final, NoReturn
 
 from . import trace
-from .trace import SIZES, Event, Fields, Graph, Trace, TraceError, checked, members
+from .memory_map import operation_of
+from .trace import Event, Graph, Trace, TraceError
 
 MAX_BYTES: Final = 1 << 30
 
-_NUMBERS: Final = range(1 << 64)
-_SNAPSHOT: Final[Fields] = {"segments": list, "device_traces": list}
-_SEGMENT: Final[Fields] = {
-    **dict.fromkeys(("device", "address", "stream"), _NUMBERS),
-    **{"total_size": range(SIZES.stop), "segment_pool_id": tuple, "blocks": list},
-}
-_BLOCK: Final[Fields] = {"address": _NUMBERS, "size": SIZES}
-_ENTRY: Final[Fields] = {"addr": _NUMBERS, "stream": _NUMBERS}
+_DAMAGED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def read_traces(path: str | os.PathLike[str]) -> list[Trace]:
@@ -86,61 +80,63 @@ class _Pool:
         return Trace(path, name, self.reserved, [graph], is_marked=False)
 
 
-_Segments = dict[int, list[tuple[int, int, _Pool]]]  # by device: a begin and an end of each
-
-
-def traces_of(snapshot: object, path: str = "") -> list[Trace]:
+def traces_of(snapshot: Any, path: str = "") -> list[Trace]:
     """A trace of each graph pool; raises TraceError."""
-    top = members(snapshot, _SNAPSHOT, "")
-    pools: dict[tuple[int, tuple[int, int]], _Pool] = {}
-    segments: _Segments = {}
-    for where, value in _each(top["segments"], "segments"):
-        segment = members(value, _SEGMENT, where)
-        device, begin, pool_id = segment["device"], segment["address"], segment["segment_pool_id"]
-        if [*map(type, pool_id)] != [int, int]:
-            raise TraceError(f"{where}.segment_pool_id", "must be two integers")
-        if pool_id == (0, 0):  # eager memory
-            continue
-        pool = pools.setdefault((device, pool_id), _Pool())
-        pool.reserved += segment["total_size"]
-        segments.setdefault(device, []).append((begin, begin + segment["total_size"], pool))
-        for place, block in _each(segment["blocks"], f"{where}.blocks"):
-            if members(block, {"state": str}, place)["state"].startswith("active"):
-                members(block, _BLOCK, place)
-                pool.live[block["address"]] = block["size"], segment["stream"]
+    try:
+        pools = _pools(snapshot)
+    except TraceError:
+        raise
+    except _DAMAGED as error:
+        what = f"not a memory snapshot: {type(error).__name__}: {error}"
+        raise TraceError("", what) from None
     if not pools:
         raise TraceError("", "there is no graph pool in it: dump it while the graphs are alive")
-    _read_history(top, segments)
     if not any(pool.history for pool in pools.values()):
         call = "torch.cuda.memory._record_memory_history() before the captures"
         raise TraceError("", f"it has no history of a graph pool: call {call}")
     return [
-        pool.trace(path, f"cuda:{device} {pool_id}")
-        for (device, pool_id), pool in sorted(pools.items(), key=lambda named: named[0])
-        if pool.history or pool.live
+        pools[device, pool_id].trace(path, f"cuda:{device} {pool_id}")
+        for device, pool_id in sorted(pools)
+        if pools[device, pool_id].history or pools[device, pool_id].live
     ]
 
 
-def _read_history(snapshot: Mapping[str, Any], segments: _Segments) -> None:
+def _pools(snapshot: Any) -> dict[tuple[int, tuple[int, int]], _Pool]:
+    pools: dict[tuple[int, tuple[int, int]], _Pool] = {}
+    segments: dict[int, list[tuple[int, int, _Pool]]] = {}  # by device: a begin and an end of each
+    for segment in snapshot["segments"]:
+        first, second = map(index, segment["segment_pool_id"])
+        if (first, second) == (0, 0):  # eager memory
+            continue
+        device, begin, stream = (index(segment[key]) for key in ("device", "address", "stream"))
+        size = _size(segment["total_size"])
+        pool = pools.setdefault((device, (first, second)), _Pool())
+        pool.reserved += size
+        segments.setdefault(device, []).append((begin, begin + size, pool))
+        for block in segment["blocks"]:
+            if block["state"].startswith("active"):
+                pool.live[index(block["address"])] = _size(block["size"]), stream
     read = 0
-    for device, (place, entries) in enumerate(_each(snapshot["device_traces"], "device_traces")):
-        there = sorted(segments.get(device, ()), key=lambda segment: segment[0])
-        for where, entry in _each(checked(entries, list, place), place):
-            action = members(entry, {"action": str}, where)["action"]
-            if action not in ("alloc", "free_requested"):
+    for device, entries in enumerate(snapshot["device_traces"]):
+        there = sorted(segments.get(device, ()), key=itemgetter(0))
+        for entry in entries:
+            operation = operation_of(entry)
+            if operation is None:
                 continue
-            address = members(entry, _ENTRY, where)["addr"]
-            index = bisect.bisect_right(there, address, key=lambda segment: segment[0]) - 1
-            if index < 0 or address >= there[index][1]:
+            address = index(operation.address)
+            place = bisect.bisect_right(there, address, key=itemgetter(0)) - 1
+            if place < 0 or address >= there[place][1]:
                 continue
             read += 1
             if read > trace.MAX_EVENTS:
                 what = f"more than {trace.MAX_EVENTS} allocations and frees in graph pools"
                 raise TraceError("", what)
-            size = members(entry, {"size": SIZES}, where)["size"] if action == "alloc" else 0
-            there[index][2].history.append((address, size, entry["stream"]))
+            size = _size(operation.size) if operation.size else 0
+            there[place][2].history.append((address, size, index(entry["stream"])))
+    return pools
 
 
-def _each(values: list[Any], where: str) -> Iterator[tuple[str, Any]]:
-    """Each with its place."""
-    return ((f"{where}[{number}]", value) for number, value in enumerate(values))
+def _size(value: Any) -> int:
+    if index(value) not in trace.SIZES:
+        raise ValueError(f"a size of {value}, where 1 to {trace.SIZES[-1]} may stand")
+    return index(value)

@@ -216,11 +216,11 @@ _GRAPH: Final[Fields] = {"key": NUMBERS, "stock?": NUMBERS, "events": list}
 
 def _trace(path: str, document: object) -> Trace:
     """Checks a document and makes a :class:`Trace` of it."""
-    top = members(document, _TRACE, "")
+    top = _members(document, _TRACE, "")
     name, documents = top["name"], top["graphs"]
     if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
         raise TraceError("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
-    reserved = members(top["stock"], {"reserved": NUMBERS}, "stock")["reserved"]
+    reserved = _members(top["stock"], {"reserved": NUMBERS}, "stock")["reserved"]
     if not 0 < len(documents) <= MAX_GRAPHS:
         what = f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
         raise TraceError("graphs", what)
@@ -233,7 +233,7 @@ def _trace(path: str, document: object) -> Trace:
 
 
 def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
-    graph = members(document, _GRAPH, where)
+    graph = _members(document, _GRAPH, where)
     blocks.events += len(graph["events"])
     if blocks.events > MAX_EVENTS:
         raise TraceError(f"{where}.events", f"more than {MAX_EVENTS} events in one trace")
@@ -289,25 +289,22 @@ class _Blocks:
         return Event(block, 0, 0)
 
 
-_KINDS: Final[Mapping[type, str]] = {
-    **{dict: "an object", list: "an array"},
-    **{str: "a string", tuple: "a tuple", int: "an integer"},
-}
+_KINDS: Final = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
 
 
-def members(value: object, fields: Fields, where: str) -> dict[str, Any]:
+def _members(value: object, fields: Fields, where: str) -> dict[str, Any]:
     """An object, whose members are checked."""
-    parent: dict[str, Any] = checked(value, dict, where)
+    parent: dict[str, Any] = _checked(value, dict, where)
     for field, kind in fields.items():
         key = field.removesuffix("?")
         if key in parent:
-            checked(parent[key], kind, f"{where}.{key}".lstrip("."))
+            _checked(parent[key], kind, f"{where}.{key}".lstrip("."))
         elif key == field:
             raise TraceError(where, f'has no "{key}": not a trace')
     return parent
 
 
-def checked(value: Any, kind: type | range, where: str) -> Any:
+def _checked(value: Any, kind: type | range, where: str) -> Any:
     """The value, if it is what may stand there; true and false are no integers."""
     expected = int if isinstance(kind, range) else kind
     if type(value) is not expected:
