@@ -262,31 +262,25 @@ class _Blocks:
             case [1, block, size, stream] if (
                 block in NUMBERS and size in SIZES and stream in NUMBERS
             ):
-                return self._allocate(Event(block, size, stream))
+                self._streams.add(stream)
+                if len(self._streams) > MAX_STREAMS:
+                    raise TraceError("", f"more than {MAX_STREAMS} streams in one trace")
+                if block in self.sizes:
+                    raise TraceError("", f"block {block} is allocated a second time")
+                self.sizes[block] = size
+                self._live_bytes += size
+                if self._live_bytes > MAX_LIVE_BYTES:
+                    most = f"at most {MAX_LIVE_BYTES} can be replayed"
+                    raise TraceError("", f"{self._live_bytes} bytes are live; {most}")
+                return Event(block, size, stream)
+            case [-1, block] if self.sizes.get(block):
+                self._live_bytes -= self.sizes[block]
+                self.sizes[block] = 0
+                return Event(block, 0, 0)
             case [-1, block]:
-                return self._free(block)
+                why = "freed a second time" if block in self.sizes else "freed, but never allocated"
+                raise TraceError("", f"block {block} is {why}")
         raise TraceError("", f"must be [1, id, bytes, stream] or [-1, id], is {_show(event)}")
-
-    def _allocate(self, event: Event) -> Event:
-        self._streams.add(event.stream)
-        if len(self._streams) > MAX_STREAMS:
-            raise TraceError("", f"more than {MAX_STREAMS} streams in one trace")
-        if event.block in self.sizes:
-            raise TraceError("", f"block {event.block} is allocated a second time")
-        self.sizes[event.block] = event.bytes
-        self._live_bytes += event.bytes
-        if self._live_bytes > MAX_LIVE_BYTES:
-            most = f"at most {MAX_LIVE_BYTES} can be replayed"
-            raise TraceError("", f"{self._live_bytes} bytes are live; {most}")
-        return event
-
-    def _free(self, block: int) -> Event:
-        if not self.sizes.get(block):
-            what = "freed a second time" if block in self.sizes else "freed, but never allocated"
-            raise TraceError("", f"block {block} is {what}")
-        self._live_bytes -= self.sizes[block]
-        self.sizes[block] = 0
-        return Event(block, 0, 0)
 
 
 _KINDS: Final = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
