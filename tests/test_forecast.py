@@ -4,11 +4,11 @@ what docs/performance.md has measured.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import generate
 import pytest
 from small_trace import TRACES
 
@@ -23,9 +23,6 @@ from cudagraph_pool.tools.trace import (
     read_trace,
     replay_sequence,
 )
-
-sys.path.insert(0, str(Path(__file__).parent / "traces"))
-import generate
 
 PAGE = 2 << 20
 MIB = 1 << 20

@@ -17,10 +17,14 @@ ABOVE = {
     "python": {"core", "driver", "exec", "torch", "python"},
     "testing": {"core", "driver", "exec", "testing"},
 }
-ROOMS = ["base", "memory", "placement"]  # of the core, in this order, below the rest
-# Of the adapter: what every file of it may know, then its rooms in this order, below the rest.
-ADAPTER_WORDS = {"device_pools.h", "errors.h", "runtime.h", "torch_version.h"}
-ADAPTER_ROOMS = ["observe", "scopes"]
+# Of a folder its rooms, in this order, below the rest, and what every file of it may know.
+ROOMS = {
+    "core": (["base", "memory", "placement"], {"driver.h"}),
+    "torch": (
+        ["observe", "scopes"],
+        {"device_pools.h", "errors.h", "runtime.h", "torch_version.h"},
+    ),
+}
 MOST_FILES = 16  # of a folder, without what is for tests
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)
 FOR_TESTS = re.compile(r"_(test|benchmark|fixture|fuzz)(_|$)")
@@ -52,32 +56,23 @@ def test_own_headers_come_from_above(folder: str) -> None:
     assert seen
 
 
-def test_rooms_of_the_core_include_what_stands_above() -> None:
-    for path, bracket, name in includes("core"):
-        parts = path.relative_to(CSRC / "core").parts
-        below = name.startswith("core/") and name != "core/driver.h"  # the contract is for all
-        if bracket == '"' and below and len(parts) > 1:
-            above = ROOMS[: ROOMS.index(parts[0]) + 1]
-            assert name.split("/")[1] in above or FOR_TESTS.search(path.stem), (path, name)
-    assert {path.name for path in (CSRC / "core").iterdir() if path.is_dir()} == set(ROOMS)
-
-
 def is_product(path: Path) -> bool:
     return "testing" not in path.parts and not FOR_TESTS.search(path.stem)
 
 
-def test_rooms_of_the_adapter_include_what_stands_above() -> None:
-    for path, bracket, name in includes("torch"):
-        parts = path.relative_to(CSRC / "torch").parts
-        if bracket != '"' or not name.startswith("torch/") or not is_product(path):
+@pytest.mark.parametrize("folder", ROOMS)
+def test_rooms_include_what_stands_above(folder: str) -> None:
+    rooms, known = ROOMS[folder]
+    for path, bracket, name in includes(folder):
+        if bracket != '"' or not name.startswith(f"{folder}/") or not is_product(path):
             continue
-        room, _, rest = name.removeprefix("torch/").rpartition("/")
+        room, _, rest = name.removeprefix(f"{folder}/").rpartition("/")
         assert room != "testing", (path, name)
-        if len(parts) > 1:
-            above = ADAPTER_ROOMS[: ADAPTER_ROOMS.index(parts[0]) + 1]
-            assert room in above or rest in ADAPTER_WORDS, (path, name)
-    rooms = {path.name for path in (CSRC / "torch").iterdir() if path.is_dir()}
-    assert rooms == {*ADAPTER_ROOMS, "testing"}
+        if path.parent != CSRC / folder:
+            above = rooms[: rooms.index(path.parent.name) + 1]
+            assert room in above or rest in known, (path, name)
+    found = {path.name for path in (CSRC / folder).iterdir() if path.is_dir()}
+    assert found - {"testing"} == set(rooms)
 
 
 def test_headers_of_the_adapter_include_each_other_in_no_circle() -> None:
@@ -95,7 +90,7 @@ def test_headers_of_the_adapter_include_each_other_in_no_circle() -> None:
 
 
 def test_folders_of_the_adapter_can_be_looked_over() -> None:
-    for folder in (CSRC / "torch", *(CSRC / "torch" / room for room in ADAPTER_ROOMS)):
+    for folder in (CSRC / "torch", *(CSRC / "torch" / room for room in ROOMS["torch"][0])):
         product = [p for p in folder.iterdir() if p.suffix in (".h", ".cc") and is_product(p)]
         assert len(product) <= MOST_FILES, folder
 

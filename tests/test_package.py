@@ -83,14 +83,6 @@ def test_supported_releases_of_torch() -> None:
     assert [int(release.split(".")[1]) for release in listed.split()] == list(minors)
 
 
-def test_page_on_pypi_has_links_that_work_there(distribution: metadata.Distribution) -> None:
-    """PyPI shows the README without the files beside it."""
-    page = distribution.metadata["Description"]
-    links = re.findall(r"\]\(([^)]+)\)", page)
-    assert links
-    assert [link for link in links if not link.startswith(("https://", "#"))] == []
-
-
 @pytest.mark.parametrize(
     "use", [["-c", "import cudagraph_pool; cudagraph_pool.__version__"], ["-m", "cudagraph_pool"]]
 )

@@ -20,29 +20,22 @@ BASE = 1 << 40
 Records = list[dict[str, Any]]
 
 
+def block(number: int, address: int, *pieces: list[int]) -> dict[str, Any]:
+    size = sum(piece[2] for piece in pieces)
+    return {"op": "alloc", "id": number, "bytes": size, "va": BASE + address, "pages": [*pieces]}
+
+
 def valid() -> Records:
     """Two pages, a block over both, one before it, one after it, and one where a freed one was."""
     return [
         {"op": "page", "page": 0, "bytes": PAGE},
-        {"op": "alloc", "id": 10, "bytes": 1024, "va": BASE, "pages": [[0, 0, 1024]]},
+        block(10, 0, [0, 0, 1024]),
         {"op": "page", "page": 1, "bytes": PAGE},
-        {
-            "op": "alloc",
-            "id": 11,
-            "bytes": PAGE,
-            "va": BASE + 1024,
-            "pages": [[0, 1024, PAGE - 1024], [1, 0, 1024]],
-        },
-        {
-            "op": "alloc",
-            "id": 12,
-            "bytes": 512,
-            "va": BASE + PAGE + 1024,
-            "pages": [[1, 1024, 512]],
-        },
+        block(11, 1024, [0, 1024, PAGE - 1024], [1, 0, 1024]),
+        block(12, PAGE + 1024, [1, 1024, 512]),
         {"op": "free", "id": 10},
         # The same byte at another address: page 1 is mapped before page 0 too.
-        {"op": "alloc", "id": 13, "bytes": 512, "va": BASE + 8 * PAGE, "pages": [[0, 0, 512]]},
+        block(13, 8 * PAGE, [0, 0, 512]),
         {"op": "free", "id": 11},
         {"op": "end", "reserved_bytes": 2 * PAGE},
     ]
@@ -97,36 +90,27 @@ DAMAGE: dict[str, tuple[Callable[[Records], None], str]] = {
         "has addresses of live block",
     ),
     "pieces too short": (put(3, bytes=PAGE + 512), "its pieces"),
-    "pieces too long": (put(3, bytes=PAGE - 512), "its pieces"),
     "leaves the page": (put(4, pages=[[1, PAGE - 256, 512]]), "leaves page 1"),
     "unknown page": (put(4, pages=[[2, 1024, 512]]), "page 2 was never made"),
-    "page made late": (drop(2), "page 1 was never made"),
     "page twice": (insert(3, op="page", page=1, bytes=PAGE), "made twice"),
-    "page of nothing": (put(0, bytes=0), "not granules"),
     "page of no granules": (put(0, bytes=PAGE + 1), "not granules"),
     "block twice": (put(4, id=11), "allocated twice"),
     "block again after its free": (put(6, id=10), "allocated twice"),
-    "empty block": (put(4, bytes=0, pages=[]), "is empty"),
     "no pieces": (put(4, pages=[]), "no pieces"),
     "empty piece": (put(4, pages=[[1, 1024, 0]]), "empty piece"),
     "piece of two": (put(4, pages=[[1, 1024]]), "piece"),
     "odd size": (put(4, bytes=500, pages=[[1, 1024, 500]]), "no granule"),
     "odd address": (put(4, va=BASE + PAGE + 1025), "no granule"),
     "negative": (put(4, va=-512), "va is -512"),
-    "boolean": (put(4, id=True), "id is True"),
-    "moved page": (put(6, va=BASE + PAGE, pages=[[0, 0, 512]]), "addresses of live block"),
     "remapped": (remap, "where page 1 is mapped"),
     "misaligned": (put(6, va=BASE + 9 * PAGE + 512), "multiple of its size"),
     "free of unknown": (put(5, id=99), "not live"),
     "free twice": (put(7, id=10), "not live"),
     "reserved too much": (put(8, reserved_bytes=3 * PAGE), "pages of"),
-    "reserved too little": (put(8, reserved_bytes=PAGE), "pages of"),
     "no end": (drop(8), "without an end"),
     "after the end": (insert(9, op="free", id=12), "after the end"),
-    "end twice": (insert(9, op="end", reserved_bytes=2 * PAGE), "after the end"),
     "unknown op": (put(5, op="move"), "unknown op"),
     "missing key": (insert(5, op="free"), "has the keys"),
-    "additional key": (put(5, bytes=512), "has the keys"),
 }
 
 
@@ -146,17 +130,16 @@ def test_lines_that_are_no_records(line: str) -> None:
 
 
 def test_script(tmp_path: Path) -> None:
-    good, bad = tmp_path / "good", tmp_path / "bad"
     lines = [json.dumps(record) + "\n" for record in valid()]
+    good, bad = tmp_path / "good", tmp_path / "bad"
     good.write_text("".join(lines))
     bad.write_text("".join(lines[:-1]))
-    script = validate_placements.__file__
-    done = subprocess.run([sys.executable, script, good], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "valid: 4 blocks" in done.stdout
-    done = subprocess.run([sys.executable, script, bad, good], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "INVALID: line 8: the file stops without an end" in done.stdout
-    done = subprocess.run([sys.executable, script, "nosuch"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == "nosuch: cannot be read: No such file or directory\n"
+    for paths, code, said in (
+        ([good], 0, "valid: 4 blocks"),
+        ([bad, good], 1, "INVALID: line 8: the file stops without an end"),
+        (["nosuch"], 2, "nosuch: cannot be read: No such file or directory\n"),
+    ):
+        command = [sys.executable, validate_placements.__file__, *paths]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == code
+        assert said in done.stdout + done.stderr

@@ -12,11 +12,12 @@ import bisect
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 GRANULE_BYTES = 512
+Piece = tuple[int, int, int]  # page, offset and length
 
 KEYS = {
     "page": {"op", "page", "bytes"},
@@ -33,36 +34,25 @@ class PlacementError(Exception):
         super().__init__(f"line {line}: {what}")
 
 
-@dataclass
 class Intervals:
     """Half-open intervals, none of which overlap, each with its owner."""
 
-    starts: list[int] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.held: list[tuple[int, int, int]] = []
 
     def add(self, start: int, end: int, owner: int) -> int | None:
         """Adds one; returns the owner of one that it would overlap instead, if there is such."""
-        place = bisect.bisect_right(self.starts, start)
-        if place > 0 and self.ends[place - 1] > start:
-            return self.owners[place - 1]
-        if place < len(self.starts) and self.starts[place] < end:
-            return self.owners[place]
-        self.starts.insert(place, start)
-        self.ends.insert(place, end)
-        self.owners.insert(place, owner)
+        place = bisect.bisect(self.held, (start, end))
+        for other_start, other_end, other in self.held[max(place - 1, 0) : place + 1]:
+            if start < other_end and other_start < end:
+                return other
+        self.held.insert(place, (start, end, owner))
         return None
 
     def remove(self, start: int) -> None:
-        place = bisect.bisect_left(self.starts, start)
-        assert self.starts[place] == start
-        del self.starts[place], self.ends[place], self.owners[place]
-
-
-@dataclass
-class Block:
-    va: int
-    pieces: list[tuple[int, int, int]]
+        place = bisect.bisect(self.held, (start,))
+        assert self.held[place][0] == start
+        del self.held[place]
 
 
 @dataclass
@@ -90,7 +80,7 @@ class Validator:
         self.page_bytes: dict[int, int] = {}
         self.page_contents: dict[int, Intervals] = {}
         self.addresses = Intervals()
-        self.live: dict[int, Block] = {}
+        self.live: dict[int, tuple[int, list[Piece]]] = {}
         self.seen: set[int] = set()
         self.mapped: dict[int, int] = {}  # address of a page's first byte -> page
         self.ended = False
@@ -134,7 +124,6 @@ class Validator:
         size = self.natural(record["bytes"], "bytes")
         va = self.natural(record["va"], "va")
         self.require(block not in self.seen, f"block {block} is allocated twice")
-        self.require(size > 0, f"block {block} is empty")
         for value in (size, va):
             self.require(value % GRANULE_BYTES == 0, f"block {block}: {value} is no granule's")
         pieces = self.pieces(record["pages"], block)
@@ -144,16 +133,15 @@ class Validator:
         self.require(other is None, f"block {block} has addresses of live block {other}")
         self.place(block, va, pieces)
         self.seen.add(block)
-        self.live[block] = Block(va, pieces)
+        self.live[block] = va, pieces
         self.verdict.blocks += 1
         self.verdict.stitched_blocks += len(pieces) > 1
 
-    def place(self, block: int, va: int, pieces: list[tuple[int, int, int]]) -> None:
+    def place(self, block: int, va: int, pieces: list[Piece]) -> None:
         for page, offset, length in pieces:
             other = self.page_contents[page].add(offset, offset + length, block)
-            self.require(
-                other is None, f"block {block} shares bytes of page {page} with live block {other}"
-            )
+            said = f"block {block} shares bytes of page {page} with live block {other}"
+            self.require(other is None, said)
             # A page is mapped whole and stays where it is mapped.
             base = va - offset
             self.require(
@@ -167,7 +155,7 @@ class Validator:
             )
             va += length
 
-    def pieces(self, value: object, block: int) -> list[tuple[int, int, int]]:
+    def pieces(self, value: object, block: int) -> list[Piece]:
         self.require(isinstance(value, list) and bool(value), f"block {block} has no pieces")
         assert isinstance(value, list)
         result = []
@@ -188,9 +176,9 @@ class Validator:
     def on_free(self, record: dict[str, Any]) -> None:
         block = self.natural(record["id"], "id")
         self.require(block in self.live, f"block {block} is freed, but is not live")
-        gone = self.live.pop(block)
-        self.addresses.remove(gone.va)
-        for page, offset, _ in gone.pieces:
+        va, pieces = self.live.pop(block)
+        self.addresses.remove(va)
+        for page, offset, _ in pieces:
             self.page_contents[page].remove(offset)
 
     def on_end(self, record: dict[str, Any]) -> None:
