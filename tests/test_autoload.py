@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import json
 import logging
-import pickle
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 from entry_points import environment
 
-import cudagraph_pool
 from cudagraph_pool import switch
 from cudagraph_pool.cli.main import main
 from cudagraph_pool.integration import autoload, vllm, vllm_estimate
@@ -82,24 +80,11 @@ def test_names_come_when_they_are_asked_for(run: Run) -> None:
         "assert {'enable', 'GraphPool', '__version__'} <= set(dir(cgp))\n"
         "assert cgp.sizes.vllm(8)[-1] == 8\n"
         "assert ours() == {'cudagraph_pool', 'cudagraph_pool.sizes'}, ours()\n"
-        "assert not cgp.is_enabled()\n"
+        "assert not cgp.is_enabled() and not hasattr(cgp, 'nothing')\n"
         "sys.exit('torch' in sys.modules)\n"
     )
     done = run("-c", program)
     assert done.returncode == 0, done.stderr
-
-
-def test_every_public_name_is_there() -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("some are defined by torch's classes")
-    names: dict[str, Any] = {}
-    exec("from cudagraph_pool import *", names)
-    assert set(cudagraph_pool.__all__) <= set(names)
-    for name in cudagraph_pool.__all__:
-        assert names[name] is getattr(cudagraph_pool, name)
-    assert pickle.loads(pickle.dumps(cudagraph_pool.GraphPool)) is cudagraph_pool.GraphPool
-    with pytest.raises(AttributeError, match="module 'cudagraph_pool' has no attribute 'nothing'"):
-        _ = cudagraph_pool.nothing  # type: ignore[attr-defined]
 
 
 @needs_torch
@@ -235,15 +220,23 @@ def test_options_by_position_warn(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeTorch:
     """Stands for ``torch.cuda``: keeps what it is to call until it is initialised."""
 
-    def __init__(self) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.queued: list[Callable[[], None]] = []
         self.initialized = False
+        self.enabled = 0
+        self.served: list[str] = []  # the loggers of what is changed in vLLM
+        module: Any = ModuleType("torch.cuda")
+        module._lazy_call = lambda call: call() if self.initialized else self.queued.append(call)
+        monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+        monkeypatch.setitem(sys.modules, "torch.cuda", module)
+        monkeypatch.setattr(switch, "enable", self.enable)
+        monkeypatch.setattr(vllm, "serve_all_reduce", self.served.append)
+        monkeypatch.setattr(vllm_estimate, "serve_estimate", self.served.append)
+        monkeypatch.setattr(autoload, "_arranged", set())
+        _request._enable.cache_clear()
 
-    def lazy_call(self, call: Callable[[], None]) -> None:
-        if self.initialized:
-            call()
-        else:
-            self.queued.append(call)
+    def enable(self) -> None:
+        self.enabled += 1
 
     def init(self) -> None:
         self.initialized = True
@@ -251,90 +244,47 @@ class FakeTorch:
             call()
 
 
-@pytest.fixture
-def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    fake = FakeTorch()
-    module: Any = ModuleType("torch.cuda")
-    module._lazy_call = fake.lazy_call
-    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-    monkeypatch.setitem(sys.modules, "torch.cuda", module)
-    monkeypatch.setattr(autoload, "_arranged", set())
-    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
-    _request._enable.cache_clear()
-    return fake
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The loggers of vLLM's custom all-reduce, each time that it is changed, and its estimate."""
-    loggers: list[str] = []
-    monkeypatch.setattr(vllm, "serve_all_reduce", loggers.append)
-    monkeypatch.setattr(vllm_estimate, "serve_estimate", loggers.append)
-    return loggers
-
-
-@pytest.fixture
-def enabled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bool]]:
-    """The options of each call of enable()."""
-    calls: list[dict[str, bool]] = []
-
-    def enable(share_captures: bool = False) -> None:
-        calls.append({"share_captures": share_captures})
-
-    monkeypatch.setattr(switch, "enable", enable)
-    return calls
-
-
 @pytest.mark.parametrize(
     ("plugin", "logger"),
     [(autoload.vllm, "vllm.cudagraph_pool"), (autoload.sglang, "cudagraph_pool")],
 )
-@pytest.mark.parametrize("torch_calls_too", [False, True])
 @pytest.mark.parametrize("late", [False, True])
 def test_plugins(
-    fake_torch: FakeTorch,
-    enabled: list[dict[str, bool]],
-    served: list[str],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     plugin: Callable[[], None],
     logger: str,
-    torch_calls_too: bool,
     late: bool,
 ) -> None:
-    """However often and whenever they are called: enabled once, one line in the engine's log."""
+    """However often and whenever they are called, torch's own too: enabled once, one line in the
+    engine's log. Unasked they do nothing.
+    """
     caplog.set_level(logging.INFO)
-    if torch_calls_too:
+    torch = FakeTorch(monkeypatch)
+    for value in (None, "", "0"):
+        monkeypatch.delenv("CUDAGRAPH_POOL", raising=False)
+        if value is not None:
+            monkeypatch.setenv("CUDAGRAPH_POOL", value)
+        plugin()
         autoload.torch()
+    assert torch.queued == []
+    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
     if late:
-        fake_torch.init()
+        torch.init()
     plugin()
     plugin()
+    autoload.torch()
     if not late:
-        assert (enabled, served) == ([], [])
-        fake_torch.init()
+        assert (torch.enabled, torch.served) == (0, [])
+        torch.init()
     plugin()
-    assert enabled == [{"share_captures": False}]
-    assert served == ([logger] * 2 if plugin is autoload.vllm else [])
+    assert torch.enabled == 1
+    assert torch.served == ([logger] * 2 if plugin is autoload.vllm else [])
     said = [record for record in caplog.records if record.name == logger]
     assert [record.levelno for record in said] == [logging.INFO]
     assert said[0].getMessage() == (
         "CUDAGRAPH_POOL=1: CUDA graphs are captured into pools of cudagraph_pool"
     )
-
-
-@pytest.mark.parametrize("value", [None, "", "0"])
-@pytest.mark.parametrize("plugin", [autoload.torch, autoload.vllm, autoload.sglang])
-def test_plugins_do_nothing_unasked(
-    fake_torch: FakeTorch,
-    monkeypatch: pytest.MonkeyPatch,
-    plugin: Callable[[], None],
-    value: str | None,
-) -> None:
-    monkeypatch.delenv("CUDAGRAPH_POOL")
-    if value is not None:
-        monkeypatch.setenv("CUDAGRAPH_POOL", value)
-    plugin()
-    assert fake_torch.queued == []
 
 
 def test_report() -> None:
@@ -370,33 +320,31 @@ sys.exit(int(sys.argv[1]))
 
 
 @needs_torch
-def test_run_script(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    path = folder / "program.py"
+@pytest.mark.parametrize(
+    ("options", "named", "chosen"),
+    [
+        (["--share-captures"], ["elsewhere/program.py"], {"share_captures": True}),
+        (
+            ["--report", "--no-share-captures"],
+            ["-m", "elsewhere.program"],
+            {"share_captures": False, "report": True},
+        ),
+    ],
+)
+def test_run(
+    run: Run, tmp_path: Path, options: list[str], named: list[str], chosen: dict[str, bool]
+) -> None:
+    path = tmp_path / "elsewhere/program.py"
+    path.parent.mkdir()
     path.write_text(PROGRAM)
     arguments = ["7", "--", "--report", "-m", "x y"]
-    done = run("-m", "cudagraph_pool", "run", "--share-captures", str(path), *arguments)
+    command = ["-m", "cudagraph_pool", "run", *options, *named, *arguments]
+    done = run(*command, CUDAGRAPH_POOL="what was there before")
     assert (done.returncode, done.stderr) == (7, "")
-    assert json.loads(done.stdout) == [
-        *("__main__", [str(path), *arguments], str(folder), "share_captures=1")
-    ]
-
-
-@needs_torch
-def test_run_module(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    options = ["--report", "--no-share-captures"]
-    done = run(
-        *("-m", "cudagraph_pool", "run", *options, "-m", "program", "0", "-m", "--report"),
-        CUDAGRAPH_POOL="what was there before",
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    name, argv, folder, request = json.loads(done.stdout)
-    assert (name, argv) == ("__main__", [str(path), "0", "-m", "--report"])
-    assert Path(folder).samefile(tmp_path)
-    assert _request.parse(request) == {"share_captures": False, "report": True}
+    name, (program, *given), folder, request = json.loads(done.stdout)
+    assert (name, given, _request.parse(request)) == ("__main__", arguments, chosen)
+    assert (tmp_path / program).samefile(path)
+    assert (tmp_path / folder).samefile(tmp_path if "-m" in named else path.parent)
 
 
 @needs_torch
