@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,9 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from stream_oracle import taken_too_early
 from stream_programs import (
-    BY_NAME,
     CONFIGURATIONS,
-    LONG,
     Configuration,
     Kind,
     Op,
@@ -30,17 +29,6 @@ if TYPE_CHECKING:
 
 DELAYED = [replace(made, unrecorded=0.2, delay=0.25) for made in CONFIGURATIONS[3:12:4]]
 SMALL = [replace(made, operations=300) for made in (*CONFIGURATIONS[:12], *DELAYED)]
-
-
-def test_there_are_the_24() -> None:
-    assert len(CONFIGURATIONS) == 24
-    drawn = {(c.streams, c.operations, c.alloc, c.free) for c in CONFIGURATIONS}
-    assert len(drawn) == 24
-    assert {c.streams for c in CONFIGURATIONS} == {2, 4, 8}
-    assert {c.operations for c in CONFIGURATIONS} == {1_000, 10_000}
-    names = [c.name for c in (*CONFIGURATIONS, LONG)]
-    assert len(set(names)) == len(names)
-    assert [BY_NAME[name].name for name in names] == names
 
 
 def test_a_program_is_that_of_its_seed() -> None:
@@ -61,36 +49,32 @@ def test_programs_are_right(configuration: Configuration, seed: int) -> None:
     program = generate(configuration, seed)
     behind: list[set[int]] = [set() for _ in range(program.streams)]  # nodes, of each stream
     written: dict[int, int] = {}
-    readers: dict[int, dict[int, int]] = {}  # of each tensor, the last read of each stream
-    recorded: dict[int, set[int]] = {}
+    readers: dict[int, dict[int, int]] = defaultdict(dict)  # the last read of each stream
+    recorded: dict[int, set[int]] = defaultdict(set)
     freed: set[int] = set()
-    for number, (kind, stream, tensor, other) in enumerate(program.ops):
+    for number, op in enumerate(program.ops):
+        kind, stream, tensor, other = op
         if kind == Kind.WAIT:
             behind[stream] |= behind[other]
-            continue
-        if kind in (Kind.ALLOC, Kind.READ, Kind.PLAIN, Kind.START, Kind.DELAY):
+        if op.is_node:
             behind[stream].add(number)
+        assert tensor not in freed
+        owner = program.owners[tensor]
         if kind == Kind.ALLOC:
-            assert program.owners[tensor] == stream
-            assert tensor not in written
-            written[tensor] = number
+            assert owner == stream
+            assert written.setdefault(tensor, number) == number
         elif kind == Kind.READ:
-            assert tensor not in freed
             assert written[tensor] in behind[stream]
-            readers.setdefault(tensor, {})[stream] = number
+            readers[tensor][stream] = number
         elif kind == Kind.RECORD:
-            assert tensor not in freed
-            assert stream != program.owners[tensor]
-            recorded.setdefault(tensor, set()).add(stream)
+            assert stream != owner
+            recorded[tensor].add(stream)
         elif kind == Kind.FREE:
-            assert tensor not in freed
             freed.add(tensor)
-            owner = program.owners[tensor]
             for reader, read in readers[tensor].items():
-                assert reader in recorded.get(tensor, ()) or read in behind[owner]
-    nodes = {number for number, op in enumerate(program.ops) if op.is_node}
-    assert behind[0] == nodes
-    assert len(nodes) == program.nodes
+                assert reader in recorded[tensor] or read in behind[owner]
+    assert behind[0] == {number for number, op in enumerate(program.ops) if op.is_node}
+    assert len(behind[0]) == program.nodes
 
 
 def test_peak_and_sums_of_a_program_by_hand() -> None:
