@@ -64,11 +64,14 @@ def test_no_driver() -> None:
 
 
 @pytest.mark.parametrize("call", ["cuInit", "cuDeviceGetCount", "cuDeviceGetName"])
-def test_driver_that_fails_or_is_too_old(call: str) -> None:
+def test_driver_that_fails(call: str) -> None:
     driver = probe_driver(lambda _: FakeCuda(fail=call))
     assert driver == Driver("12.8", [], f"{call} failed with 999 (CUDA_ERROR_UNKNOWN)")
-    driver = probe_driver(lambda _: FakeCuda(missing=call))
-    assert driver.problem == f"libcuda has no {call}: the driver is too old"
+
+
+def test_driver_that_is_too_old() -> None:
+    driver = probe_driver(lambda _: FakeCuda(missing="cuDeviceTotalMem_v2"))
+    assert driver.problem == "libcuda has no cuDeviceTotalMem_v2: the driver is too old"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 from entry_points import environment
-from small_trace import TRACES
+from small_trace import TRACES, graphs_of
 
 from cudagraph_pool.cli import run
 from cudagraph_pool.cli.main import main
@@ -71,13 +71,6 @@ class History:
         self.do("segment_alloc", ELSEWHERE, 2 << 20)
         self.do("alloc", ELSEWHERE, 999)
         self.free(ELSEWHERE)
-
-
-def graphs_of(trace: dict[str, Any]) -> list[Graph]:
-    def event(words: list[int]) -> Event:
-        return Event(words[1], words[2], words[3]) if words[0] == 1 else Event(words[1], 0, 0)
-
-    return [Graph(graph["key"], list(map(event, graph["events"]))) for graph in trace["graphs"]]
 
 
 def events(graphs: Iterable[Graph]) -> list[Event]:
