@@ -167,10 +167,3 @@ def test_variable_that_torch_does_not_pass_on(monkeypatch: pytest.MonkeyPatch) -
     report = dict(_info.lines())
     assert "unset TORCH_DEVICE_BACKEND_AUTOLOAD" in report["CUDAGRAPH_POOL"]
     assert report["enabled"].startswith("no: cudagraph_pool.enable()")
-
-
-def test_report_of_this_machine_has_one_line_each() -> None:
-    for label, text in _info.lines():
-        assert label
-        assert text
-        assert "\n" not in label + text
