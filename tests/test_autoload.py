@@ -220,23 +220,15 @@ def test_options_by_position_warn(monkeypatch: pytest.MonkeyPatch) -> None:
 class FakeTorch:
     """Stands for ``torch.cuda``: keeps what it is to call until it is initialised."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self) -> None:
         self.queued: list[Callable[[], None]] = []
         self.initialized = False
-        self.enabled = 0
-        self.served: list[str] = []  # the loggers of what is changed in vLLM
-        module: Any = ModuleType("torch.cuda")
-        module._lazy_call = lambda call: call() if self.initialized else self.queued.append(call)
-        monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-        monkeypatch.setitem(sys.modules, "torch.cuda", module)
-        monkeypatch.setattr(switch, "enable", self.enable)
-        monkeypatch.setattr(vllm, "serve_all_reduce", self.served.append)
-        monkeypatch.setattr(vllm_estimate, "serve_estimate", self.served.append)
-        monkeypatch.setattr(autoload, "_arranged", set())
-        _request._enable.cache_clear()
 
-    def enable(self) -> None:
-        self.enabled += 1
+    def lazy_call(self, call: Callable[[], None]) -> None:
+        if self.initialized:
+            call()
+        else:
+            self.queued.append(call)
 
     def init(self) -> None:
         self.initialized = True
@@ -244,47 +236,90 @@ class FakeTorch:
             call()
 
 
+@pytest.fixture
+def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
+    fake = FakeTorch()
+    module: Any = ModuleType("torch.cuda")
+    module._lazy_call = fake.lazy_call
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    monkeypatch.setitem(sys.modules, "torch.cuda", module)
+    monkeypatch.setattr(autoload, "_arranged", set())
+    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
+    _request._enable.cache_clear()
+    return fake
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The loggers of vLLM's custom all-reduce, each time that it is changed, and its estimate."""
+    loggers: list[str] = []
+    monkeypatch.setattr(vllm, "serve_all_reduce", loggers.append)
+    monkeypatch.setattr(vllm_estimate, "serve_estimate", loggers.append)
+    return loggers
+
+
+@pytest.fixture
+def enabled(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, bool]]:
+    """The options of each call of enable()."""
+    calls: list[dict[str, bool]] = []
+
+    def enable(share_captures: bool = False) -> None:
+        calls.append({"share_captures": share_captures})
+
+    monkeypatch.setattr(switch, "enable", enable)
+    return calls
+
+
 @pytest.mark.parametrize(
     ("plugin", "logger"),
     [(autoload.vllm, "vllm.cudagraph_pool"), (autoload.sglang, "cudagraph_pool")],
 )
+@pytest.mark.parametrize("torch_calls_too", [False, True])
 @pytest.mark.parametrize("late", [False, True])
 def test_plugins(
-    monkeypatch: pytest.MonkeyPatch,
+    fake_torch: FakeTorch,
+    enabled: list[dict[str, bool]],
+    served: list[str],
     caplog: pytest.LogCaptureFixture,
     plugin: Callable[[], None],
     logger: str,
+    torch_calls_too: bool,
     late: bool,
 ) -> None:
-    """However often and whenever they are called, torch's own too: enabled once, one line in the
-    engine's log. Unasked they do nothing.
-    """
+    """However often and whenever they are called: enabled once, one line in the engine's log."""
     caplog.set_level(logging.INFO)
-    torch = FakeTorch(monkeypatch)
-    for value in (None, "", "0"):
-        monkeypatch.delenv("CUDAGRAPH_POOL", raising=False)
-        if value is not None:
-            monkeypatch.setenv("CUDAGRAPH_POOL", value)
-        plugin()
+    if torch_calls_too:
         autoload.torch()
-    assert torch.queued == []
-    monkeypatch.setenv("CUDAGRAPH_POOL", "1")
     if late:
-        torch.init()
+        fake_torch.init()
     plugin()
     plugin()
-    autoload.torch()
     if not late:
-        assert (torch.enabled, torch.served) == (0, [])
-        torch.init()
+        assert (enabled, served) == ([], [])
+        fake_torch.init()
     plugin()
-    assert torch.enabled == 1
-    assert torch.served == ([logger] * 2 if plugin is autoload.vllm else [])
+    assert enabled == [{"share_captures": False}]
+    assert served == ([logger] * 2 if plugin is autoload.vllm else [])
     said = [record for record in caplog.records if record.name == logger]
     assert [record.levelno for record in said] == [logging.INFO]
     assert said[0].getMessage() == (
         "CUDAGRAPH_POOL=1: CUDA graphs are captured into pools of cudagraph_pool"
     )
+
+
+@pytest.mark.parametrize("value", [None, "", "0"])
+@pytest.mark.parametrize("plugin", [autoload.torch, autoload.vllm, autoload.sglang])
+def test_plugins_do_nothing_unasked(
+    fake_torch: FakeTorch,
+    monkeypatch: pytest.MonkeyPatch,
+    plugin: Callable[[], None],
+    value: str | None,
+) -> None:
+    monkeypatch.delenv("CUDAGRAPH_POOL")
+    if value is not None:
+        monkeypatch.setenv("CUDAGRAPH_POOL", value)
+    plugin()
+    assert fake_torch.queued == []
 
 
 def test_report() -> None:

@@ -17,13 +17,11 @@ ABOVE = {
     "python": {"core", "driver", "exec", "torch", "python"},
     "testing": {"core", "driver", "exec", "testing"},
 }
+ADAPTER_WORDS = {"device_pools.h", "errors.h", "runtime.h", "torch_version.h"}
 # Of a folder its rooms, in this order, below the rest, and what every file of it may know.
 ROOMS = {
     "core": (["base", "memory", "placement"], {"driver.h"}),
-    "torch": (
-        ["observe", "scopes"],
-        {"device_pools.h", "errors.h", "runtime.h", "torch_version.h"},
-    ),
+    "torch": (["observe", "scopes"], ADAPTER_WORDS),
 }
 MOST_FILES = 16  # of a folder, without what is for tests
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)

@@ -44,13 +44,6 @@ def test_padding_is_kept_with_few_sizes(padding: float) -> None:
     assert len(made) == fewest
 
 
-def test_the_cheapest_that_holds_it() -> None:
-    buckets = Buckets([16, 2, 4], 0, 0)
-    assert buckets.listed == [(16,), (2,), (4,)]
-    assert [buckets.fit((n,)) for n in (1, 2, 3, 5, 16)] == [(2,), (2,), (4,), (16,), (16,)]
-    assert buckets.fit((17,)) is None
-
-
 def test_several_dimensions() -> None:
     random.seed(5)
     listed = {(random.randint(1, 9), random.randint(1, 9)) for _ in range(12)}
