@@ -17,12 +17,10 @@ ABOVE = {
     "python": {"core", "driver", "exec", "torch", "python"},
     "testing": {"core", "driver", "exec", "testing"},
 }
+ROOMS = ["base", "memory", "placement"]  # of the core, in this order, below the rest
+# Of the adapter: what every file of it may know, then its rooms in this order, below the rest.
 ADAPTER_WORDS = {"device_pools.h", "errors.h", "runtime.h", "torch_version.h"}
-# Of a folder its rooms, in this order, below the rest, and what every file of it may know.
-ROOMS = {
-    "core": (["base", "memory", "placement"], {"driver.h"}),
-    "torch": (["observe", "scopes"], ADAPTER_WORDS),
-}
+ADAPTER_ROOMS = ["observe", "scopes"]
 MOST_FILES = 16  # of a folder, without what is for tests
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)
 FOR_TESTS = re.compile(r"_(test|benchmark|fixture|fuzz)(_|$)")
@@ -58,9 +56,11 @@ def is_product(path: Path) -> bool:
     return "testing" not in path.parts and not FOR_TESTS.search(path.stem)
 
 
-@pytest.mark.parametrize("folder", ROOMS)
-def test_rooms_include_what_stands_above(folder: str) -> None:
-    rooms, known = ROOMS[folder]
+@pytest.mark.parametrize(
+    ("folder", "rooms", "known"),
+    [("core", ROOMS, {"driver.h"}), ("torch", ADAPTER_ROOMS, ADAPTER_WORDS)],
+)
+def test_rooms_include_what_stands_above(folder: str, rooms: list[str], known: set[str]) -> None:
     for path, bracket, name in includes(folder):
         if bracket != '"' or not name.startswith(f"{folder}/") or not is_product(path):
             continue
@@ -88,7 +88,7 @@ def test_headers_of_the_adapter_include_each_other_in_no_circle() -> None:
 
 
 def test_folders_of_the_adapter_can_be_looked_over() -> None:
-    for folder in (CSRC / "torch", *(CSRC / "torch" / room for room in ROOMS["torch"][0])):
+    for folder in (CSRC / "torch", *(CSRC / "torch" / room for room in ADAPTER_ROOMS)):
         product = [p for p in folder.iterdir() if p.suffix in (".h", ".cc") and is_product(p)]
         assert len(product) <= MOST_FILES, folder
 
