@@ -188,12 +188,11 @@ if Path(ROOT, "PKG-INFO").exists():  # an sdist: what comes of it must have its 
         options = {"bdist_wheel": {"build_number": f"0{LABEL}"}}
 elif LABEL and "sdist" not in sys.argv:
     VERSION += f"+{LABEL}"
-# As PyPI shows it: links lead to the repository.
-README = re.sub(
-    r"\]\((?!https:)",
-    f"]({PYPROJECT['project']['urls']['Homepage']}/blob/main/",
-    (ROOT / "README.md").read_text(),
-)
+# As PyPI shows it: links lead to the repository, and pictures to what it holds.
+README = (ROOT / "README.md").read_text()
+for link, kind in ((r"(!\[[^]]*\]\()", "raw"), (r"(\]\()", "blob")):
+    target = f"{PYPROJECT['project']['urls']['Homepage']}/{kind}/main/"
+    README = re.sub(rf"{link}(?!https:)", rf"\1{target}", README)
 modules = ["_core", *(f"_torch_2_{minor}" for minor in MINORS)]
 setup(
     version=VERSION,

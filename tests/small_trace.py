@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from cudagraph_pool.tools.trace import Event, Graph
+
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
 
 
@@ -34,6 +36,15 @@ def small_trace(**changes: Any) -> dict[str, Any]:
         ],
         **changes,
     }
+
+
+def graphs_of(document: dict[str, Any]) -> list[Graph]:
+    """Those of a trace that was not written."""
+
+    def event(words: list[int]) -> Event:
+        return Event(words[1], words[2], words[3]) if words[0] == 1 else Event(words[1], 0, 0)
+
+    return [Graph(graph["key"], list(map(event, graph["events"]))) for graph in document["graphs"]]
 
 
 def _entry(action: str, addr: int, size: int, stream: int = 7) -> dict[str, Any]:

@@ -81,24 +81,18 @@ def _ops(what: str, on: list[int], owners: dict[int, int]) -> list[Op]:
     raise ValueError(what)
 
 
+# What a graph that CUDA captured must tell: cgp_fuzz --captures judges what follows from it.
 SCENARIOS = (
     Scenario("same stream", "a0 m, R0 m, f0, a1 m, r1 m", 8),
     Scenario("another stream that waited", "a0 m, R0 m, f0, w s m, a1 s, r1 s", 8),
     Scenario("another stream that did not wait", "a0 m, R0 m, f0, a1 s, r1 s", 16),
     Scenario("another stream that waited too early", "w s m, a0 m, R0 m, f0, a1 s, r1 s", 16),
-    Scenario("a side stream's memory on main", "a0 s, R0 s, f0, w m s, a1 m, r1 m", 8),
-    Scenario("a side stream's memory on a third", "a0 s, R0 s, f0, w t s, a1 t, r1 t", 8),
     Scenario("a stream that joined the capture late", "a0 m, R0 m, f0, w l m, a1 l, r1 l", 8),
     Scenario("recorded, not waited for", "a0 m, w s m, R0 s, u0 s, f0, a1 m, r1 m", 16),
     Scenario(
-        "recorded, waited before the free", "a0 m, w s m, R0 s, u0 s, w m s, f0, a1 m, r1 m", 8
-    ),
-    Scenario(
         "recorded, waited after the free", "a0 m, w s m, R0 s, u0 s, f0, w m s, a1 m, r1 m", 8
     ),
-    Scenario("recorded, waited too early", "a0 m, w s m, w m s, R0 s, u0 s, f0, a1 m, r1 m", 16),
     Scenario("not recorded but waited for", "a0 m, w s m, R0 s, w m s, f0, a1 m, r1 m", 8),
-    Scenario("taken by its reader", "a0 m, w s m, R0 s, u0 s, f0, a1 s, r1 s", 8),
     Scenario("a third behind the reader", "a0 m, w s m, R0 s, u0 s, f0, w t s, a1 t, r1 t", 8),
     Scenario("a third behind the owner", "a0 m, w s m, R0 s, u0 s, f0, w t m, a1 t, r1 t", 16),
     Scenario(
@@ -108,37 +102,12 @@ SCENARIOS = (
         is_stricter=True,
     ),
     Scenario(
-        "the owner goes on after the free",
-        "a0 m, w s m, R0 s, u0 s, f0, K m, w t s, a1 t, r1 t",
-        8,
-    ),
-    Scenario(
-        "the reader goes on after the free",
-        "a0 m, w s m, R0 s, u0 s, f0, w m s, K s, a1 m, r1 m",
-        8,
-    ),
-    Scenario(
         "two readers, one waited for",
         "a0 m, w s m, r0 s, u0 s, w t m, R0 t, u0 t, f0, w m s, a1 m, r1 m",
         16,
     ),
     Scenario(
-        "two readers, both waited for",
-        "a0 m, w s m, R0 s, u0 s, w t m, R0 t, u0 t, f0, w m s, w m t, a1 m, r1 m",
-        8,
-    ),
-    Scenario(
-        "through another stream",
-        "a0 m, w s m, R0 s, u0 s, f0, w t s, k t, w m t, a1 m, r1 m",
-        8,
-    ),
-    Scenario(
-        "through another stream that did nothing",
-        "a0 m, w s m, R0 s, u0 s, f0, w t s, w m t, a1 m, r1 m",
-        8,
-    ),
-    Scenario(
-        "through a node's first predecessor", "a0 s, R0 s, f0, w t s, w t m, k t, w m t, a1 m", 8
+        "through another stream", "a0 m, w s m, R0 s, u0 s, f0, w t s, k t, w m t, a1 m, r1 m", 8
     ),
     Scenario(
         "through a node's second predecessor", "a0 s, R0 s, f0, w t m, w t s, k t, w m t, a1 m", 8
@@ -148,12 +117,6 @@ SCENARIOS = (
         "a0 m, w s m, R0 s, u0 s, f0, k m, k m, a1 m, w m s, a2 m, r1 m, r2 m",
         16,
         sizes_mib=(8, 8, 8),
-    ),
-    Scenario(
-        "two streams' memory for one tensor",
-        "a0 m, R0 m, f0, a1 s, R1 s, f1, w t m, w t s, a2 t, r2 t",
-        8,
-        sizes_mib=(4, 4, 8),
     ),
     Scenario(
         "two streams' memory, one of them proven",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ CORE = ROOT / "csrc/core"
 
 pytestmark = pytest.mark.skipif(not CORE.is_dir(), reason="the C++ sources are not here")
 
-sys.path.insert(0, str(ROOT / "csrc/testing"))
 ablate = pytest.importorskip("ablate")
 
 

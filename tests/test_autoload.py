@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import json
 import logging
-import pickle
 import signal
 import subprocess
 import sys
@@ -19,7 +18,6 @@ from typing import Any
 import pytest
 from entry_points import environment
 
-import cudagraph_pool
 from cudagraph_pool import switch
 from cudagraph_pool.cli.main import main
 from cudagraph_pool.integration import autoload, vllm
@@ -82,24 +80,11 @@ def test_names_come_when_they_are_asked_for(run: Run) -> None:
         "assert {'enable', 'GraphPool', '__version__'} <= set(dir(cgp))\n"
         "assert cgp.sizes.vllm(8)[-1] == 8\n"
         "assert ours() == {'cudagraph_pool', 'cudagraph_pool.sizes'}, ours()\n"
-        "assert not cgp.is_enabled()\n"
+        "assert not cgp.is_enabled() and not hasattr(cgp, 'nothing')\n"
         "sys.exit('torch' in sys.modules)\n"
     )
     done = run("-c", program)
     assert done.returncode == 0, done.stderr
-
-
-def test_every_public_name_is_there() -> None:
-    if importlib.util.find_spec("torch") is None:
-        pytest.skip("some are defined by torch's classes")
-    names: dict[str, Any] = {}
-    exec("from cudagraph_pool import *", names)
-    assert set(cudagraph_pool.__all__) <= set(names)
-    for name in cudagraph_pool.__all__:
-        assert names[name] is getattr(cudagraph_pool, name)
-    assert pickle.loads(pickle.dumps(cudagraph_pool.GraphPool)) is cudagraph_pool.GraphPool
-    with pytest.raises(AttributeError, match="module 'cudagraph_pool' has no attribute 'nothing'"):
-        _ = cudagraph_pool.nothing  # type: ignore[attr-defined]
 
 
 @needs_torch
@@ -370,33 +355,31 @@ sys.exit(int(sys.argv[1]))
 
 
 @needs_torch
-def test_run_script(run: Run, tmp_path: Path) -> None:
-    folder = tmp_path / "elsewhere"
-    folder.mkdir()
-    path = folder / "program.py"
+@pytest.mark.parametrize(
+    ("options", "named", "chosen"),
+    [
+        (["--share-captures"], ["elsewhere/program.py"], {"share_captures": True}),
+        (
+            ["--report", "--no-share-captures"],
+            ["-m", "elsewhere.program"],
+            {"share_captures": False, "report": True},
+        ),
+    ],
+)
+def test_run(
+    run: Run, tmp_path: Path, options: list[str], named: list[str], chosen: dict[str, bool]
+) -> None:
+    path = tmp_path / "elsewhere/program.py"
+    path.parent.mkdir()
     path.write_text(PROGRAM)
     arguments = ["7", "--", "--report", "-m", "x y"]
-    done = run("-m", "cudagraph_pool", "run", "--share-captures", str(path), *arguments)
+    command = ["-m", "cudagraph_pool", "run", *options, *named, *arguments]
+    done = run(*command, CUDAGRAPH_POOL="what was there before")
     assert (done.returncode, done.stderr) == (7, "")
-    assert json.loads(done.stdout) == [
-        *("__main__", [str(path), *arguments], str(folder), "share_captures=1")
-    ]
-
-
-@needs_torch
-def test_run_module(run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    options = ["--report", "--no-share-captures"]
-    done = run(
-        *("-m", "cudagraph_pool", "run", *options, "-m", "program", "0", "-m", "--report"),
-        CUDAGRAPH_POOL="what was there before",
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    name, argv, folder, request = json.loads(done.stdout)
-    assert (name, argv) == ("__main__", [str(path), "0", "-m", "--report"])
-    assert Path(folder).samefile(tmp_path)
-    assert _request.parse(request) == {"share_captures": False, "report": True}
+    name, (program, *given), folder, request = json.loads(done.stdout)
+    assert (name, given, _request.parse(request)) == ("__main__", arguments, chosen)
+    assert (tmp_path / program).samefile(path)
+    assert (tmp_path / folder).samefile(tmp_path if "-m" in named else path.parent)
 
 
 @needs_torch

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from pathlib import Path
-from types import ModuleType
 
+import both_sides
 import pytest
-
-SCRIPT = Path(__file__).parent.parent / "scripts" / "both_sides.py"
 
 # Its sides are told apart by what the second is run with.
 SUITE = """
@@ -36,32 +33,21 @@ def broken():
 def test_torn_down(broken):
     pass
 """
-PLUGIN = """
-import os
-os.environ["SIDE"] = "ours"
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("both_sides", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    (tmp_path / "made_up_plugin.py").write_text(PLUGIN)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setitem(module.SIDES, "ours", ["-p", "made_up_plugin"])
-    monkeypatch.chdir(tmp_path)
-    return module
 
 
 def test_what_ends_differently_is_named(
-    script: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "test_suite.py").write_text(SUITE)
-    assert script.main(["-q", "-p", "no:cacheprovider", "test_suite.py"]) == 1
+    for name, text in (
+        ("test_suite.py", SUITE),
+        ("made_up_plugin.py", 'import os\nos.environ["SIDE"] = "ours"\n'),
+        ("pytest.ini", "[pytest]\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setitem(both_sides.SIDES, "ours", ["-p", "made_up_plugin"])
+    monkeypatch.chdir(tmp_path)
+    assert both_sides.main(["-q", "-p", "no:cacheprovider", "test_suite.py"]) == 1
     said = capfd.readouterr().out.splitlines()[-5:]
     assert said == [
         "native: {'failed': 2, 'passed': 3}",

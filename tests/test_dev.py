@@ -3,36 +3,22 @@
 from __future__ import annotations
 
 import builtins
-import importlib.util
 import os
 import runpy
 import sys
 from pathlib import Path
-from typing import Any
 
+import dev
 import pytest
-
-SCRIPT = Path(__file__).parent.parent / "scripts" / "dev.py"
-
-
-@pytest.fixture
-def dev(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script, in a clone of a few files."""
-    spec = importlib.util.spec_from_file_location("dev", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    monkeypatch.setattr(module, "ROOT", tmp_path)
-    (tmp_path / "csrc").mkdir()
-    for name in ("csrc/CMakeLists.txt", "CMakeLists.txt", "pyproject.toml", "setup.py"):
-        (tmp_path / name).touch()
-    return module
 
 
 def test_what_has_not_changed_is_not_built_again(
-    dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(dev, "ROOT", tmp_path)
+    (tmp_path / "csrc").mkdir()
+    for name in ("csrc/CMakeLists.txt", "CMakeLists.txt", "pyproject.toml", "setup.py"):
+        (tmp_path / name).touch()
     python = tmp_path / "bin" / "python"
     python.parent.mkdir()
     commands: list[tuple[str, ...]] = []
@@ -52,9 +38,7 @@ def test_what_has_not_changed_is_not_built_again(
     assert len(commands) == 3
 
 
-def test_what_is_quiet_says_something_if_it_fails(
-    dev: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_quiet_says_something_if_it_fails(capsys: pytest.CaptureFixture[str]) -> None:
     dev.run(sys.executable, "-c", "print('downloading')", is_quiet=True)
     assert "downloading" not in capsys.readouterr().out.splitlines()
     with pytest.raises(SystemExit) as exit_info:
@@ -67,7 +51,7 @@ def test_what_is_quiet_says_something_if_it_fails(
     assert "FAILED" in last
 
 
-def test_what_was_skipped_is_said_with_what_it_needs(dev: Any, tmp_path: Path) -> None:
+def test_what_was_skipped_is_said_with_what_it_needs(tmp_path: Path) -> None:
     skipped = "<testcase><skipped message='{}'/></testcase>"
     messages = ["needs torch, of any kind", 'could not import "torch"', "needs a GPU", "else"]
     report = tmp_path / "tests.xml"
@@ -86,6 +70,6 @@ def test_ctrl_c_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["dev.py", "--help"])
     monkeypatch.setattr(builtins, "print", stopped_at_the_first)
     with pytest.raises(SystemExit) as exit_info:
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+        runpy.run_path(dev.__file__, run_name="__main__")
     assert exit_info.value.code == 130
     assert said[1:] == ["dev.py: stopped"]

@@ -4,13 +4,13 @@ what docs/performance.md has measured.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import generate
 import pytest
-from small_trace import TRACES
+from small_trace import TRACES, graphs_of
 
 import cudagraph_pool as cgp
 from cudagraph_pool import _forecast
@@ -23,9 +23,6 @@ from cudagraph_pool.tools.trace import (
     read_trace,
     replay_sequence,
 )
-
-sys.path.insert(0, str(Path(__file__).parent / "traces"))
-import generate
 
 PAGE = 2 << 20
 MIB = 1 << 20
@@ -85,19 +82,12 @@ def test_programs_within_two_percent_or_two_pages() -> None:
     wrong = {}
     for family in FAMILIES:
         for seed in range(8):
-            trace = made_up(generate.generate(family, seed))
+            document = generate.generate(family, seed)
+            trace = Trace("made up", document["name"], 0, graphs_of(document))
             predicted, held = forecast_and_held(trace)
             if abs(predicted - held) > max(0.02 * held, 2 * PAGE):
                 wrong[trace.name] = (predicted // MIB, held // MIB)
     assert len(wrong) * 30 <= 8 * len(FAMILIES), wrong
-
-
-def made_up(document: dict[str, Any]) -> Trace:
-    def event(words: list[int]) -> Event:
-        return Event(words[1], words[2], words[3]) if words[0] == 1 else Event(words[1], 0, 0)
-
-    graphs = [Graph(g["key"], list(map(event, g["events"]))) for g in document["graphs"]]
-    return Trace("made up", document["name"], 0, graphs)
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import gc
 import math
 import random
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -38,29 +36,6 @@ def test_sizes_are_captured_in_the_order_asked_for() -> None:
         runner(noting, sizes=[4, 8, 3], order=order, warmup=1).capture(rows(2))
         first = [n for i, n in enumerate(seen) if seen[:i].count(n) == 1]  # once is to warm up
         assert first == expected
-
-
-def test_nested_arguments_and_results() -> None:
-    class Pair(NamedTuple):
-        low: Any
-        high: Any
-
-    def work(batch: dict[str, Any], scale: float, *, shift: Tensor, mode: str = "add") -> Any:
-        a, (b, flag) = batch["a"], batch["more"]
-        moved = (a + shift if mode == "add" else a - shift) * scale
-        return {"moved": moved, "pair": Pair(b.sum(1), [moved.max(1).values, flag])}, None
-
-    run = runner(work)
-    for mode in ("add", "subtract"):
-        for n in (1, 3, 8):
-            batch = {"a": rows(n), "more": (rows(n, 4), True)}
-            for scale in (2, 0.5):
-                arguments = {"shift": rows(n, 1), "mode": mode}
-                found = run(batch, scale, **arguments)
-                assert tree_equal(found, work(batch, scale, **arguments))
-                assert isinstance(found[0]["pair"], Pair)
-    # Each mode and each scale is a program of its own.
-    assert len(run.report()) == 4 * len(SIZES)
 
 
 def test_a_size_that_a_tensor_has_twice() -> None:
@@ -97,42 +72,6 @@ def test_what_a_function_keeps_of_its_arguments() -> None:
         )
 
 
-def test_memory_formats_are_those_of_the_first_call() -> None:
-    strides = []
-
-    def work(x: Tensor) -> Tensor:
-        strides.append(x.is_contiguous(memory_format=torch.channels_last))
-        return x * 2
-
-    run = runner(work)
-    x = torch.randn(3, 4, 5, 6)
-    for call in (x.to(memory_format=torch.channels_last), x, x.transpose(2, 3).mT):
-        assert tree_equal(run(call), x * 2)
-    assert all(strides)
-
-
-def test_what_is_returned_lasts_until_the_next_call() -> None:
-    run = runner(double)
-    first = run(rows(8))
-    kept = first.clone()
-    run(rows(3))
-    assert not tree_equal(first, kept), "as cpu_captures.py makes visible"
-
-
-def test_what_is_returned_outlives_the_runner() -> None:
-    run = runner(double)
-    x = rows(4)
-    y = run(x)[1:]
-    tape = weakref.ref(run.captures.tapes[1])
-    del run
-    gc.collect()
-    assert tape() is not None
-    assert tree_equal(y, x[1:] * 2)
-    del y
-    gc.collect()
-    assert tape() is None, "and nothing else does"
-
-
 def test_a_result_that_is_an_argument_may_be_passed_on() -> None:
     run = runner(lambda x, y: (y + 1, x))
     x, y = torch.ones(3, 2), torch.zeros(3, 2)
@@ -141,24 +80,6 @@ def test_a_result_that_is_an_argument_may_be_passed_on() -> None:
         x, y = run(x, y)
         expected = expected[1] + 1, expected[0]
     assert tree_equal((x, y), expected)
-
-
-def test_calls_of_several_threads() -> None:
-    run = runner(lambda x: x * 2, clone_outputs=True)
-    wrong: list[int] = []
-
-    def work(n: int) -> None:
-        for value in range(30):
-            with torch.no_grad():
-                if not (run(torch.full((n, 4), float(value))) == value * 2).all():
-                    wrong.append(n)
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2, 3, 4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
 
 
 def test_report() -> None:

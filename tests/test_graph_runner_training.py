@@ -263,18 +263,6 @@ def test_weights_that_go_are_let_go_of() -> None:
     assert [x() for x in before] == [None] * 4
 
 
-def test_a_part_that_is_replaced_needs_a_reset() -> None:
-    net = model()
-    run, x = runner(net), rows(3)
-    with torch.no_grad():
-        run(x)
-        net[0] = nn.Linear(6, 12)
-        run.reset()
-        torch.testing.assert_close(run(x), net(x))
-        net[0].weight.data = torch.randn(12, 6)
-        torch.testing.assert_close(run(x), net(x))
-
-
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.filterwarnings("ignore:Sparse")
 def test_weights_without_memory_of_their_own_work() -> None:

@@ -52,32 +52,25 @@ def test_own_headers_come_from_above(folder: str) -> None:
     assert seen
 
 
-def test_rooms_of_the_core_include_what_stands_above() -> None:
-    for path, bracket, name in includes("core"):
-        parts = path.relative_to(CSRC / "core").parts
-        below = name.startswith("core/") and name != "core/driver.h"  # the contract is for all
-        if bracket == '"' and below and len(parts) > 1:
-            above = ROOMS[: ROOMS.index(parts[0]) + 1]
-            assert name.split("/")[1] in above or FOR_TESTS.search(path.stem), (path, name)
-    assert {path.name for path in (CSRC / "core").iterdir() if path.is_dir()} == set(ROOMS)
-
-
 def is_product(path: Path) -> bool:
     return "testing" not in path.parts and not FOR_TESTS.search(path.stem)
 
 
-def test_rooms_of_the_adapter_include_what_stands_above() -> None:
-    for path, bracket, name in includes("torch"):
-        parts = path.relative_to(CSRC / "torch").parts
-        if bracket != '"' or not name.startswith("torch/") or not is_product(path):
+@pytest.mark.parametrize(
+    ("folder", "rooms", "known"),
+    [("core", ROOMS, {"driver.h"}), ("torch", ADAPTER_ROOMS, ADAPTER_WORDS)],
+)
+def test_rooms_include_what_stands_above(folder: str, rooms: list[str], known: set[str]) -> None:
+    for path, bracket, name in includes(folder):
+        if bracket != '"' or not name.startswith(f"{folder}/") or not is_product(path):
             continue
-        room, _, rest = name.removeprefix("torch/").rpartition("/")
+        room, _, rest = name.removeprefix(f"{folder}/").rpartition("/")
         assert room != "testing", (path, name)
-        if len(parts) > 1:
-            above = ADAPTER_ROOMS[: ADAPTER_ROOMS.index(parts[0]) + 1]
-            assert room in above or rest in ADAPTER_WORDS, (path, name)
-    rooms = {path.name for path in (CSRC / "torch").iterdir() if path.is_dir()}
-    assert rooms == {*ADAPTER_ROOMS, "testing"}
+        if path.parent != CSRC / folder:
+            above = rooms[: rooms.index(path.parent.name) + 1]
+            assert room in above or rest in known, (path, name)
+    found = {path.name for path in (CSRC / folder).iterdir() if path.is_dir()}
+    assert found - {"testing"} == set(rooms)
 
 
 def test_headers_of_the_adapter_include_each_other_in_no_circle() -> None:

@@ -1,8 +1,9 @@
-"""setup.py finds the torch that Python finds, though pip hides it from isolated builds."""
+"""setup.py finds the torch that Python finds, though pip hides it; what it says of the package."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.skipif(not SETUP.is_file(), reason="the sources are not
 # A virtual environment has no user site.
 PYTHON = getattr(sys, "_base_executable", sys.executable)
 
-# pip, as far as it isolates; and what setup.py finds in there, with setuptools doing nothing.
+# pip, as far as it isolates; and what setup.py does in there, with setuptools doing nothing.
 PIP = """
 import os, subprocess, sys
 hidden = {**os.environ, "PYTHONNOUSERSITE": "1", "PYTHONPATH": "/overlay"}
@@ -23,8 +24,9 @@ subprocess.run([sys.executable, "-I", "-c", sys.argv[1]], env=hidden, check=True
 """
 BUILD = f"""
 import runpy, setuptools
-setuptools.setup, setuptools.__version__ = lambda **_: None, "99"
-print(runpy.run_path({str(SETUP)!r})["TORCHES"])
+given = {{}}
+setuptools.setup, setuptools.__version__ = lambda **of: given.update(of), "99"
+print(runpy.run_path({str(SETUP)!r})["TORCHES"], given["long_description"], sep="\\n")
 """
 
 
@@ -37,7 +39,8 @@ def make_torch(folder: Path) -> Path:
     return torch
 
 
-def found(**variables: str) -> str:
+def build(**variables: str) -> tuple[str, str]:
+    """The torches that are found, and the page that PyPI shows."""
     environment = {name: value for name, value in os.environ.items() if "PYTHON" not in name}
     environment = {**environment, "PATH": "/usr/bin:/bin", **variables}
     done = subprocess.run(
@@ -46,7 +49,8 @@ def found(**variables: str) -> str:
     if "No module named 'setuptools'" in done.stderr:
         pytest.skip("there are no setuptools")
     assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    torches, _, page = done.stdout.partition("\n")
+    return torches, page
 
 
 @pytest.mark.parametrize("place", ["path", "user", "pth"])
@@ -59,10 +63,20 @@ def test_torch_of_the_environment(tmp_path: Path, place: str) -> None:
     variables = (
         {"PYTHONPATH": str(torch.parent)} if place == "path" else {"PYTHONUSERBASE": str(tmp_path)}
     )
-    assert found(**variables) == f"[{torch!r}]"
+    assert build(**variables)[0] == f"[{torch!r}]"
 
 
 def test_torch_that_is_named(tmp_path: Path) -> None:
     torch = make_torch(tmp_path)
-    assert found(CGP_TORCH_DIR=str(torch)) == f"[{torch!r}]"
-    assert found(CGP_TORCH_DIR="") == "[]"
+    assert build(CGP_TORCH_DIR=str(torch))[0] == f"[{torch!r}]"
+    assert build(CGP_TORCH_DIR="")[0] == "[]"
+
+
+def test_page_on_pypi_has_links_and_pictures_that_work_there() -> None:
+    """PyPI shows the README without the files beside it, and GitHub a page around a blob."""
+    _, page = build(CGP_TORCH_DIR="")
+    links = re.findall(r"(!?)\[[^]]*\]\(([^)]+)\)", page)
+    ours = [(kind, link) for kind, link in links if "/main/" in link]
+    assert {kind for kind, _ in ours} == {"", "!"}
+    assert all(f"/{'raw' if kind else 'blob'}/main/" in link for kind, link in ours)
+    assert all(link.startswith("https://") for _, link in links)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -156,14 +155,6 @@ def test_a_reset_makes_it_what_it_was(adapter: Adapter) -> None:
     assert graph.log[-1] == "replay"
     shared(graph).replay()
     assert graph.log[-3:] == ["lend", "replay", "back"]
-
-
-def test_a_deleted_graph_is_removed(adapter: Adapter) -> None:
-    graph = shared(Graph())
-    log = graph.log
-    del graph
-    gc.collect()
-    assert log[-1] == "removed"
 
 
 def test_a_graph_that_shares_is_not_captured_into(adapter: Adapter) -> None:

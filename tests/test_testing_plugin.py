@@ -43,60 +43,38 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> FakeAdapter:
     return fake
 
 
-def test_counts_captures_of_both_kinds(pytester: pytest.Pytester, adapter: FakeAdapter) -> None:
-    pytester.makepyfile(
-        test_ours=CAPTURING.format(kind="ours"), test_base=CAPTURING.format(kind="base")
-    )
-    result = pytester.runpytest_inprocess(*ON)
-    assert result.ret == pytest.ExitCode.OK
-    assert adapter.enabled == 1
-    result.stdout.fnmatch_lines(
-        [
-            "=* cudagraph_pool =*",
-            "CUDA graph captures: 3 in pools of cudagraph_pool, 3 in PyTorch's own",
-        ]
-    )
-    result.stdout.no_fnmatch_line("FAILED*")
-
-
-def test_fails_where_no_capture_was_ours(pytester: pytest.Pytester, adapter: FakeAdapter) -> None:
-    pytester.makepyfile(CAPTURING.format(kind="base"))
-    result = pytester.runpytest_inprocess(*ON)
-    assert result.ret == pytest.ExitCode.TESTS_FAILED
-    result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
-        [
-            "CUDA graph captures: 0 in pools of cudagraph_pool, 3 in PyTorch's own",
-            "FAILED: graphs were captured, but none in a pool of cudagraph_pool",
-        ]
-    )
-
-
-def test_a_suite_without_captures_passes(pytester: pytest.Pytester, adapter: FakeAdapter) -> None:
-    pytester.makepyfile("def test_nothing(): pass")
-    result = pytester.runpytest_inprocess(*ON)
-    assert result.ret == pytest.ExitCode.OK
-    assert adapter.enabled == 1
-    result.stdout.fnmatch_lines(["no CUDA graph was captured: *"])
+COUNTS = "CUDA graph captures: {} in pools of cudagraph_pool, 3 in PyTorch's own"
+NONE_OURS = "FAILED: graphs were captured, but none in a pool of cudagraph_pool"
+NOTHING = "def test_nothing(): pass"
 
 
 @pytest.mark.parametrize(
-    ("suite", "code"),
+    ("kinds", "suite", "code", "said"),
     [
-        ("def test_wrong(): assert False", pytest.ExitCode.TESTS_FAILED),
-        ("import pytest; pytest.exit('enough')", pytest.ExitCode.INTERRUPTED),
-        ("", pytest.ExitCode.NO_TESTS_COLLECTED),
+        (["ours", "base"], "", pytest.ExitCode.OK, ["=* cudagraph_pool =*", COUNTS.format(3)]),
+        (["base"], "", pytest.ExitCode.TESTS_FAILED, [COUNTS.format(0), NONE_OURS, "=*1 passed*"]),
+        ([], NOTHING, pytest.ExitCode.OK, ["no CUDA graph was captured: *"]),
+        ([], "def test_wrong(): assert False", pytest.ExitCode.TESTS_FAILED, ["=*1 failed*"]),
+        ([], "", pytest.ExitCode.NO_TESTS_COLLECTED, []),
+        # Only a run that would pass is failed: one that was interrupted must go on saying so.
+        (["base"], "import pytest; pytest.exit('enough')", pytest.ExitCode.INTERRUPTED, []),
     ],
 )
-def test_leaves_other_verdicts_alone(
-    pytester: pytest.Pytester, adapter: FakeAdapter, suite: str, code: pytest.ExitCode
+def test_counts_captures_and_leaves_other_verdicts_alone(
+    pytester: pytest.Pytester,
+    adapter: FakeAdapter,
+    kinds: list[str],
+    suite: str,
+    code: pytest.ExitCode,
+    said: list[str],
 ) -> None:
-    # Only a run that would pass is failed: one that was interrupted must go on saying so.
-    captures = CAPTURING.format(kind="base") if code == pytest.ExitCode.INTERRUPTED else ""
-    pytester.makepyfile(captures + suite)
+    pytester.makepyfile(suite, **{f"test_{kind}": CAPTURING.format(kind=kind) for kind in kinds})
     result = pytester.runpytest_inprocess(*ON)
     assert result.ret == code
     assert adapter.enabled == 1
+    result.stdout.fnmatch_lines(said)
+    if code == pytest.ExitCode.OK:
+        result.stdout.no_fnmatch_line("FAILED*")
 
 
 def test_without_the_option_nothing_happens(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import struct
 import weakref
@@ -53,42 +54,35 @@ class FakeCuda:
         fields = {"extra": ctypes.cast(extra, ctypes.POINTER(ctypes.c_void_p)), "function": 1}
         self._nodes.append((_workspaces._KERNEL, fields))
 
-    def cuThreadExchangeStreamCaptureMode(self, mode: Any) -> int:  # noqa: N802
-        self.mode, mode._obj.value = mode._obj.value, self.mode
-        return 0
+    def __getattr__(self, function: str) -> Any:
+        return functools.partial(self.answer, function)
 
-    def cuStreamGetCaptureInfo_v3(self, stream: Any, *results: Any) -> int:  # noqa: N802
-        results[2]._obj.value = stream.value
+    def answer(self, function: str, *given: Any) -> int:
+        match function, given:
+            case "cuThreadExchangeStreamCaptureMode", (mode,):
+                self.mode, mode._obj.value = mode._obj.value, self.mode
+            case "cuStreamGetCaptureInfo_v3", (stream, _, _, graph, *_):
+                graph._obj.value = stream.value
+            case "cuGraphGetNodes", (_, nodes, count):
+                if nodes is not None:
+                    nodes[:] = range(1, len(self._nodes) + 1)
+                count._obj.value = len(self._nodes)
+            case "cuGraphNodeGetType", (node, kind):
+                kind._obj.value = self._nodes[node.value - 1][0]
+            case "cuGraphMemsetNodeGetParams", (node, memset):
+                memset[0] = self._nodes[node.value - 1][1]
+            case "cuGraphKernelNodeGetParams_v2", (node, kernel):
+                for name, value in self._nodes[node.value - 1][1].items():
+                    setattr(kernel._obj, name, value)
+            case "cuFuncGetParamInfo" | "cuKernelGetParamInfo", (kernel, number, _, size):
+                assert self.mode == 2, "it may load the function"
+                sizes = self._sizes[kernel.value - 1]
+                if number.value >= len(sizes):
+                    return 1
+                size._obj.value = sizes[number.value]
+            case _:
+                raise AssertionError(function)
         return 0
-
-    def cuGraphGetNodes(self, graph: Any, nodes: Any, count: Any) -> int:  # noqa: N802
-        if nodes is not None:
-            nodes[:] = range(1, len(self._nodes) + 1)
-        count._obj.value = len(self._nodes)
-        return 0
-
-    def cuGraphNodeGetType(self, node: Any, kind: Any) -> int:  # noqa: N802
-        kind._obj.value = self._nodes[node.value - 1][0]
-        return 0
-
-    def cuGraphMemsetNodeGetParams(self, node: Any, memset: Any) -> int:  # noqa: N802
-        memset[0] = self._nodes[node.value - 1][1]
-        return 0
-
-    def cuGraphKernelNodeGetParams_v2(self, node: Any, kernel: Any) -> int:  # noqa: N802
-        for name, value in self._nodes[node.value - 1][1].items():
-            setattr(kernel._obj, name, value)
-        return 0
-
-    def cuFuncGetParamInfo(self, function: Any, number: Any, offset: Any, size: Any) -> int:  # noqa: N802
-        assert self.mode == 2, "it may load the function"
-        sizes = self._sizes[function.value - 1]
-        if number.value >= len(sizes):
-            return 1
-        size._obj.value = sizes[number.value]
-        return 0
-
-    cuKernelGetParamInfo = cuFuncGetParamInfo  # noqa: N815
 
 
 @pytest.fixture

@@ -97,24 +97,6 @@ def test_a_block_that_outlives_its_pool_keeps_its_page_only() -> None:
     assert torch.cuda.memory_reserved() == before
 
 
-@pytest.mark.usefixtures("enabled")
-def test_eager_work_that_churns_does_not_gather_mappings() -> None:
-    pool = cgp.GraphPool()
-    sizes = torch.randint(1, 24 * MIB, (20_000,), generator=torch.Generator().manual_seed(1))
-    live: list[torch.Tensor] = []
-    most = 0
-    with cgp.use_pool(pool):
-        for i, size in enumerate(sizes.tolist()):
-            live.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
-            if len(live) > 40:
-                del live[i % 40]
-            if i % 100 == 0:
-                most = max(most, pool.stats()["page_mappings"])
-        pages = pool.stats()["reserved_bytes"] // PAGE
-    assert most <= 8 * pages + 512
-    live.clear()
-
-
 def test_disabling_while_graphs_live() -> None:
     cgp.enable()
     pool = cgp.GraphPool()

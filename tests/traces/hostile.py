@@ -34,8 +34,7 @@ def anything(program: Program, chance: random.Random) -> None:
 
 
 def sawtooth(program: Program, chance: random.Random) -> None:
-    for graph in range(chance.randint(3, 20)):
-        program.begin(graph + 1)
+    for _ in program.graphs(range(1, 1 + chance.randint(3, 20))):
         blocks: list[int] = []
         count = chance.randint(5, 60)
         unit = chance.choice(
@@ -53,8 +52,7 @@ def sawtooth(program: Program, chance: random.Random) -> None:
 
 def extremes(program: Program, chance: random.Random) -> None:
     """From a byte to 8 GiB."""
-    for graph in range(chance.randint(2, 12)):
-        program.begin(graph + 1)
+    for _ in program.graphs(range(1, 1 + chance.randint(2, 12))):
         blocks: list[tuple[int, int]] = []
         live = 0
         for _ in range(chance.randint(5, 80)):
@@ -74,8 +72,7 @@ def extremes(program: Program, chance: random.Random) -> None:
 
 
 def tiny(program: Program, chance: random.Random) -> None:
-    for graph in range(chance.randint(3, 30)):
-        program.begin(graph + 1)
+    for _ in program.graphs(range(1, 1 + chance.randint(3, 30))):
         blocks: list[int] = []
         for _ in range(chance.randint(50, 400)):
             blocks.append(program.take(chance.choice([1, 8, 512, 513, 1024, 4096, 65536])))
@@ -92,8 +89,7 @@ def comb(program: Program, chance: random.Random) -> None:
     unit = chance.choice([PAGE, PAGE + 512, PAGE * 2, PAGE // 2 + 512, PAGE - 512])
     every = chance.choice([2, 3, 4])
     old: list[int] = []
-    for graph in range(chance.randint(3, 12)):
-        program.begin(graph + 1)
+    for _ in program.graphs(range(1, 1 + chance.randint(3, 12))):
         count = chance.randint(10, 80)
         for i, block in enumerate([program.take(unit) for _ in range(count)]):
             if i % every == 0:
@@ -108,8 +104,7 @@ def comb(program: Program, chance: random.Random) -> None:
 
 def pinned(program: Program, chance: random.Random) -> None:
     """A tiny survivor in the middle of large temporary work, again and again."""
-    for graph in range(chance.randint(3, 20)):
-        program.begin(graph + 1)
+    for _ in program.graphs(range(1, 1 + chance.randint(3, 20))):
         blocks: list[int] = []
         for _ in range(chance.randint(5, 40)):
             blocks.append(program.take(int(PAGE * chance.uniform(0.3, 6))))
@@ -174,8 +169,7 @@ def edges(program: Program, chance: random.Random) -> None:
     """A granule more or less than whole pages."""
     sizes = [PAGE - 512, PAGE, PAGE + 1, PAGE + 512, 2 * PAGE - 512, 2 * PAGE, 2 * PAGE + 512]
     sizes += [PAGE // 2, PAGE // 2 + 1, 3 * PAGE // 2, 512, 511, 1]
-    for graph in range(chance.randint(3, 25)):
-        program.begin(graph + 1)
+    for _ in program.graphs(range(1, 1 + chance.randint(3, 25))):
         blocks: list[int] = []
         for _ in range(chance.randint(10, 120)):
             if blocks and chance.random() < 0.45:

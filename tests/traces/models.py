@@ -33,20 +33,16 @@ class Transformer:
         tokens: int,
         length: int = 1,
         keep: str | None = None,
-        stream: int = 0,
         prefill: bool = False,
     ) -> int | None:
         """Runs sequences of `length`, `tokens` in all; returns the output if it is kept."""
-
-        def take(size: float) -> int:
-            return program.take(size, stream)
-
+        take = program.take
         padded = round_up(tokens, self.padding)
         activation = padded * self.hidden * self.element
         x = take(activation)
         position = [take(padded * 8)] if self.small_blocks else []
         for _ in range(self.layers):
-            x = self._attention(program, x, tokens, length, stream, prefill)
+            x = self._attention(program, x, tokens, length, prefill)
             normed = take(activation)
             gate = take(padded * self.feed_forward * self.element * (2 if self.gated else 1))
             program.free(normed)
@@ -70,12 +66,8 @@ class Transformer:
             return None
         return output
 
-    def _attention(
-        self, program: Program, x: int, tokens: int, length: int, stream: int, prefill: bool
-    ) -> int:
-        def take(size: float) -> int:
-            return program.take(size, stream)
-
+    def _attention(self, program: Program, x: int, tokens: int, length: int, prefill: bool) -> int:
+        take = program.take
         padded = round_up(tokens, self.padding)
         activation = padded * self.hidden * self.element
         normed = take(activation)
@@ -84,7 +76,7 @@ class Transformer:
         needs_workspace = self.workspace and tokens >= self.workspace_from
         workspace = [take(self.workspace)] if needs_workspace else []
         if self.small_blocks:
-            program.touch(padded * 4, stream)
+            program.touch(padded * 4)
         program.free(*workspace, normed)
         if self.attends_quadratically and length > 1:
             scores_size = max(1, tokens // length) * self.heads * length * length * self.element
@@ -96,7 +88,7 @@ class Transformer:
         else:
             attended = take(activation)
             if self.small_blocks and not prefill:
-                program.touch(padded * self.heads * 4, stream)
+                program.touch(padded * self.heads * 4)
             if self.split_keys and tokens < 32:
                 parts = take(padded * self.heads * 8 * 128 * 4)
                 weights = take(padded * self.heads * 8 * 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 
@@ -14,15 +15,22 @@ class Program:
         self.live: dict[int, int] = {}  # bytes of each block
         self._graphs: list[dict[str, Any]] = []
         self._blocks = 0
+        self.stream = 0  # that allocates
 
     def begin(self, key: int) -> None:
         self._graphs.append({"key": key, "events": []})
 
-    def take(self, size: float, stream: int = 0) -> int:
+    def graphs(self, keys: Iterable[int]) -> Iterator[int]:
+        """Begins a graph for each key."""
+        for key in keys:
+            self.begin(key)
+            yield key
+
+    def take(self, size: float) -> int:
         """Allocates a block of at least one byte; returns its id."""
         self._blocks += 1
         self.live[self._blocks] = max(1, int(size))
-        self._graphs[-1]["events"].append([1, self._blocks, self.live[self._blocks], stream])
+        self._graphs[-1]["events"].append([1, self._blocks, self.live[self._blocks], self.stream])
         return self._blocks
 
     def free(self, *blocks: int) -> None:
@@ -30,9 +38,9 @@ class Program:
             del self.live[block]
             self._graphs[-1]["events"].append([-1, block])
 
-    def touch(self, size: float, stream: int = 0) -> None:
+    def touch(self, size: float) -> None:
         """Allocates a block and frees it."""
-        self.free(self.take(size, stream))
+        self.free(self.take(size))
 
     def trace(self) -> dict[str, Any]:
         """As cudagraph_pool/tools/trace.py reads it."""

@@ -11,8 +11,7 @@ from program import Program, arrange, batch_sizes
 def decode(program: Program, chance: random.Random) -> None:
     model = Transformer(chance)
     outputs: list[int] = []
-    for batch in arrange(chance, batch_sizes(chance)):
-        program.begin(batch)
+    for batch in program.graphs(arrange(chance, batch_sizes(chance))):
         if outputs and model.keeps == "last":
             program.free(outputs.pop())
         if output := model.run(program, batch):
@@ -23,8 +22,7 @@ def prefill(program: Program, chance: random.Random) -> None:
     model = Transformer(chance)
     lengths = [64 << i for i in range(chance.randint(3, 6))]
     lengths += [length * 3 // 2 for length in lengths[:-1]]
-    for length in arrange(chance, lengths):
-        program.begin(length)
+    for length in program.graphs(arrange(chance, lengths)):
         keep = chance.choice(["none", "last"])
         model.run(program, length, length=length, prefill=True, keep=keep)
 
@@ -61,8 +59,9 @@ def training(program: Program, chance: random.Random) -> None:
     length = chance.choice([64, 128, 197])
     survive = chance.random() < 0.5
     gradients: list[int] | None = None
-    for batch in arrange(chance, [1, 2, 4, 8, 12, 16, 24, 32][: chance.randint(3, 8)]):
-        program.begin(batch)
+    for batch in program.graphs(
+        arrange(chance, [1, 2, 4, 8, 12, 16, 24, 32][: chance.randint(3, 8)])
+    ):
         program.free(*(gradients or []))
         gradients = [] if survive else None
         train(program, model, batch, length, gradients)
@@ -78,8 +77,9 @@ def train_keep(program: Program, chance: random.Random) -> None:
     flat = chance.choice([True, False])
     length = chance.choice([64, 128, 197])
     gradients: list[int] = []
-    for batch in arrange(chance, [1, 2, 4, 8, 12, 16, 24, 32][: chance.randint(1, 6)]):
-        program.begin(batch)
+    for batch in program.graphs(
+        arrange(chance, [1, 2, 4, 8, 12, 16, 24, 32][: chance.randint(1, 6)])
+    ):
         if gradients and chance.random() < 0.5:  # set to None, else added up
             program.free(*gradients)
             gradients = []
@@ -102,8 +102,7 @@ def train_lengths(program: Program, chance: random.Random) -> None:
     model.attends_quadratically = True
     batch = chance.choice([1, 2, 4])
     lengths = [64, 128, 192, 256, 320, 384, 448, 512][: chance.randint(3, 8)]
-    for length in arrange(chance, lengths):
-        program.begin(length)
+    for length in program.graphs(arrange(chance, lengths)):
         train(program, model, batch, length, None)
 
 
@@ -126,8 +125,7 @@ def two_models(program: Program, chance: random.Random) -> None:
 
 def cnn(program: Program, chance: random.Random) -> None:
     model = ConvNet(chance)
-    for batch in arrange(chance, batch_sizes(chance, most=32)):
-        program.begin(batch)
+    for batch in program.graphs(arrange(chance, batch_sizes(chance, most=32))):
         model.run(program, min(batch, 64), keep=chance.choice(["none", "x"]))
 
 
@@ -166,8 +164,7 @@ def grid(program: Program, chance: random.Random) -> None:
 
 def keep_all(program: Program, chance: random.Random) -> None:
     model = Transformer(chance)
-    for batch in arrange(chance, batch_sizes(chance)):
-        program.begin(batch)
+    for batch in program.graphs(arrange(chance, batch_sizes(chance))):
         model.run(program, batch, keep="all")
 
 
@@ -175,8 +172,7 @@ def late_free(program: Program, chance: random.Random) -> None:
     model = Transformer(chance)
     lag = chance.randint(1, 5)
     outputs: list[int] = []
-    for batch in arrange(chance, batch_sizes(chance)):
-        program.begin(batch)
+    for batch in program.graphs(arrange(chance, batch_sizes(chance))):
         while len(outputs) > lag:
             program.free(outputs.pop(0 if chance.random() < 0.5 else -1))
         outputs.append(_kept(model.run(program, batch, keep="all")))
@@ -197,10 +193,9 @@ def recapture(program: Program, chance: random.Random) -> None:
 def streams(program: Program, chance: random.Random) -> None:
     model = Transformer(chance)
     count = chance.randint(2, 4)
-    for batch in arrange(chance, batch_sizes(chance, most=16)):
-        program.begin(batch)
-        for stream in range(count):
-            model.run(program, max(1, batch // count), stream=stream, keep="none")
+    for batch in program.graphs(arrange(chance, batch_sizes(chance, most=16))):
+        for program.stream in range(count):
+            model.run(program, max(1, batch // count), keep="none")
 
 
 def moe(program: Program, chance: random.Random) -> None:
@@ -209,8 +204,7 @@ def moe(program: Program, chance: random.Random) -> None:
     experts = chance.choice([4, 8, 16])
     layers = chance.randint(2, 8)
     vocabulary = chance.choice([0, 32000])
-    for batch in arrange(chance, batch_sizes(chance)):
-        program.begin(batch)
+    for batch in program.graphs(arrange(chance, batch_sizes(chance))):
         x = take(batch * hidden * 2)
         for _ in range(layers):
             logits = take(batch * experts * 4)
@@ -239,8 +233,7 @@ def diffusion(program: Program, chance: random.Random) -> None:
     model.skips = True
     text = Transformer(chance)
     text.vocabulary = 0
-    for batch in arrange(chance, batch_sizes(chance, most=12)):
-        program.begin(batch)
+    for batch in program.graphs(arrange(chance, batch_sizes(chance, most=12))):
         embedded = _kept(text.run(program, 77 * min(batch, 16), keep="all"))
         model.run(program, min(batch, 16))
         program.free(embedded)

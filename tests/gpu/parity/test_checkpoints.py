@@ -6,7 +6,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -194,35 +193,3 @@ def test_a_checkpoint_restored_after_its_pool_has_grown(pool: Pool) -> None:
         assert all_are(tensors, 11)
         del tensors
         assert pool.holds()
-
-
-def test_two_branches_use_the_same_memory(pool: Pool) -> None:
-
-    def branch(x: Tensor, factor: int) -> Tensor:
-        return (x * factor).flip(0) + 1
-
-    static = torch.ones(8 * MIB, dtype=torch.uint8, device="cuda")
-    root, kept = pool.record(lambda: static + 1)
-    state = pool.checkpoint()
-    described = describe(kept)
-    branches: list[Any] = []
-    results: list[dict[str, Any]] = []
-    held: list[int] = []
-    for factor in range(2, 6):
-        if branches:
-            kept = rebuild(described)
-            pool.restore(state, live=[kept])
-        graph, result = pool.record(partial(branch, kept, factor))
-        assert pool.holds(kept.data_ptr(), result.data_ptr())
-        branches.append(graph)
-        results.append(describe(result))
-        held.append(reserved(pool.id))
-        del kept, result
-    assert max(held) == held[0]
-    for value in (1, 4, 7):
-        static.fill_(value)
-        for number, graph in enumerate(branches):
-            root.replay()
-            graph.replay()
-            assert all_are([rebuild(described)], value + 1)
-            assert all_are([rebuild(results[number])], (value + 1) * (number + 2) + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -11,6 +12,7 @@ import cudagraph_pool as cgp
 
 from ..conftest import Run
 from ..work import Captured, adapter, capture_chain, chain, fresh, torch
+from .captures import assert_whose, buffers, capture
 from .conftest import Side
 from .programs import PRELUDE
 
@@ -82,11 +84,44 @@ del inside, mem_pool
 """
 
 
+# Eager memory is the base's, and so are its settings.
+ALLOCATOR_SETTINGS = """
+def allocated(size):
+    before = torch.cuda.memory_allocated()
+    tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+    return torch.cuda.memory_allocated() - before
+
+
+enable()
+kept = [capture_and_check(side == "ours")]
+set_settings = torch._C._accelerator_setAllocatorSettings
+# In two divisions, halves of the way from 1 to 2 MiB.
+for divisions, size in ((1, 1200 << 10), (2, 1536 << 10), (1, 1200 << 10)):
+    set_settings(f"roundup_power2_divisions:{divisions}")
+    assert allocated(1200 << 10) == size, divisions
+for on in (True, False):
+    torch.cuda.empty_cache()
+    set_settings(f"expandable_segments:{on}")
+    held = torch.empty(300 << 20, dtype=torch.uint8, device="cuda")
+    found = [
+        segment["is_expandable"]
+        for segment in torch.cuda.memory_snapshot()
+        if 0 <= held.data_ptr() - segment["address"] < segment["total_size"]
+    ]
+    assert found == [on], (on, found)
+    del held
+    kept.append(capture_and_check(side == "ours"))
+for graph, x, y in kept:
+    check(graph, x, y)
+"""
+
+
 @pytest.mark.parametrize(
     "program",
     [
         pytest.param(WITH_TENSORS_ALIVE, id="with_tensors_alive"),
         pytest.param(CHANGE_CURRENT_ALLOCATOR, id="change_current_allocator"),
+        pytest.param(ALLOCATOR_SETTINGS, id="allocator_settings"),
     ],
 )
 def test_in_a_process_of_its_own(program: str, side: Side, run: Run) -> None:
@@ -230,6 +265,38 @@ kept = capture_and_check(side == "ours")
 
 def test_fork(side: Side, run: Run) -> None:
     run(PRELUDE + FORK, side)
+
+
+def double_in_place(side: Side, parent: Connection) -> None:
+    """What another process does with a tensor that it is sent."""
+    if side == "ours":
+        cgp.enable()
+    tensor = parent.recv()
+    tensor.mul_(2)
+    parent.send(tensor.sum().item())
+    del tensor
+    torch.cuda.ipc_collect()
+
+
+def test_eager_memory_is_shared_with_another_process(side: Side) -> None:
+    """Memory of graphs is not: tests/gpu/test_failures.py."""
+    context = torch.multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    child = context.Process(target=double_in_place, args=(side, there), daemon=True)
+    child.start()
+    there.close()  # so that recv() ends if the child does
+    graph, _ = capture(buffers)
+    assert_whose(side)
+    tensor = torch.arange(5000, device="cuda")[1000:]  # not where its block begins
+    torch.cuda.synchronize()
+    here.send(tensor)
+    assert here.recv() == 2 * sum(range(1000, 5000))
+    child.join(60)
+    assert child.exitcode == 0
+    assert tensor.tolist() == list(range(2000, 10000, 2))
+    graph.replay()
+    del tensor
+    torch.cuda.ipc_collect()
 
 
 # Each case is a child that leaves in its own way, forked before CUDA is initialized, so that torch
