@@ -33,6 +33,18 @@ struct PoolStats {
   uint64_t page_mappings = 0;
   uint64_t allocations = 0;  // since the pool was made
   uint64_t frees = 0;        // since the pool was made
+  bool asleep = false;
+  uint64_t away_bytes = 0;        // given to the device by leases; reserved_bytes is without them
+  uint64_t lent_bytes = 0;        // in live blocks that borrow
+  uint64_t lendable_bytes = 0;    // free now, in handles without a live byte
+  uint64_t unnamed_captures = 0;  // whose graphs nobody names, so their pages stay
+};
+
+// What a lease took or brought back.
+struct Leased {
+  uint64_t bytes = 0;
+  uint64_t handles = 0;
+  uint64_t mappings = 0;
 };
 
 // How much of something there is, the most there was, and how much came and went.
