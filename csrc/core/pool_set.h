@@ -156,6 +156,8 @@ class PoolSet {
   // or is lent to a live block. Else takes back what is free again, and lets the stream wait, on
   // the device, for the work of those who borrowed.
   void BeginReplay(PoolId id, uint64_t capture, StreamId stream);
+  // What BeginLoan() would lend now. O(pages).
+  uint64_t LendableBytes(PoolId id) const;
   // The live blocks that borrow from the pool, for errors and reports.
   std::vector<Block> Borrowed(PoolId id) const;
 
@@ -200,7 +202,7 @@ class PoolSet {
 
   Member& Known(PoolId id) const;
   Member& KnownAtRest(PoolId id) const;
-  Member& FindOrCreate(PoolId id);
+  Member& FindOrCreate(PoolId id, bool borrows = false);
   void AddUser(Member& member);
   // Counts what has changed in its pool. Returns whether reserved_bytes or handles has a new peak.
   bool Count(Member& member);
@@ -216,6 +218,23 @@ class PoolSet {
   bool HasMemory(const Member& member) const;
   bool CanTrim(const Member& member) const;
   void UnmapStale(Member& member);
+
+  // --- leases/pool_set_leases.cc ---
+  Member& KnownToLease(PoolId id, const char* what);
+  void RethrowLeased(Member& member, const std::exception_ptr& error);
+  Leased WakeIfAsleep(Member& member);
+  [[noreturn]] void ThrowCannotWake(const Member& member, const DriverError& error) const;
+  void Lend(Member& lender);
+  void Withdraw(Member& lender);
+  void EndLoan(Member& lender);
+  void RenewLoan(Member& loan);
+  void EndLoanScope(Member& loan) noexcept;
+  void RefuseReplay(const Member& member, uint64_t capture) const;
+  void AwaitBorrowers(Member& member, StreamId stream);
+  void CheckLoan(const Member& member) const;
+  [[noreturn]] void ThrowNoLease(PoolId id, uint64_t lease) const;
+  static PoolId LoanOf(PoolId id) { return {id.first | uint64_t{1} << 63, id.second}; }
+
   // Erases a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);
 
