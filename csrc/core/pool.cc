@@ -35,6 +35,7 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   if (capture) {
     ReserveMore(captures_, 1);
     needs_.ReserveTouch(blocks_.size());
+    needs_.BeginCapture();
   }
   const IndexSet needed = kind == ScopeKind::kApart ? NeededPages() : IndexSet();
   memory_.BeginScope(kind, may_ask_device, needed);
@@ -49,7 +50,6 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
 
 void Pool::EndScope(bool may_ask_device) {
   const bool capture = in_capture_scope();
-  if (capture) needs_.PrepareEnd();
   memory_.EndScope(may_ask_device);
   if (capture) {
     needs_.EndCapture();

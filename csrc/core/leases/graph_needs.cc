@@ -40,14 +40,15 @@ void GraphNeeds::ReserveTouch(std::size_t more) {
   ReserveMore(touched_, more);
 }
 
-void GraphNeeds::PrepareEnd() {
-  Spans unnamed = Joined(unnamed_, last_.needs);
-  unnamed_ = std::move(unnamed);
+void GraphNeeds::BeginCapture() {
+  if (last_.number == 0) return;
+  unnamed_ = Joined(unnamed_, last_.needs);
+  ++unnamed_count_;
+  last_ = {};
 }
 
 void GraphNeeds::EndCapture() {
   Normalise(touched_);
-  if (last_.number != 0) ++unnamed_count_;
   last_.number = ++numbers_;
   last_.needs = std::exchange(touched_, {});
 }

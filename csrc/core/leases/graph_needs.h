@@ -33,12 +33,13 @@ class GraphNeeds {
   // A block lives there in the capture under way. pre: ReserveTouch().
   void Touch(AddressSpan pages) { touched_.push_back(pages); }
 
-  // The capture ends; EndCapture() does not throw after PrepareEnd().
-  void PrepareEnd();
-  void EndCapture();
+  // A capture begins: the one before it stays without a name, if it has none. Throws with nothing
+  // changed.
+  void BeginCapture();
+  void EndCapture();  // does not throw
 
-  // Names the last capture that has ended; 0 if there is none, or it has a name. Throws with
-  // nothing changed.
+  // Names the last capture that has ended; 0 if there is none, it has a name, or another one has
+  // begun. Throws with nothing changed.
   uint64_t NameLast();
   void Drop(uint64_t capture) noexcept;
   // Whoever goes back to a checkpoint needs these. Throws with nothing changed.

@@ -95,7 +95,7 @@ class StreamMemory {
   // Whether the open scope has one stream, as far as is known.
   bool has_one_stream() const { return !several_streams_ && !bytes_.has_several_streams(); }
   // `needed`: the pages that graphs need, with room for all.
-  void BeginScope(ScopeKind kind, bool may_ask_device, const IndexSet& needed);
+  void BeginScope(ScopeKind kind, bool may_ask_device, const IndexSet& needed = {});
   void EndScope(bool may_ask_device);
 
   // --- Blocks ---
