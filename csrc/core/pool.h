@@ -118,6 +118,8 @@ class Pool {
   GraphNeeds& needs() { return needs_; }
   const GraphNeeds& needs() const { return needs_; }
   bool asleep() const { return asleep_; }
+  // Whether any page is away or lent.
+  bool has_leases() const { return memory_.bytes().has_leased(); }
 
   // Both leave a driver's first error in *error, and go on.
   Leased Sleep(bool keeps_live, std::exception_ptr* error);

@@ -342,7 +342,7 @@ void PoolSet::BeginReplay(PoolId id, uint64_t capture, StreamId stream) {
                      " is asleep: call wake() before the replay.");
   }
   Withdraw(member);
-  RefuseReplay(member, capture);
+  if (member.pool.has_leases()) RefuseReplay(member, capture);
   AwaitBorrowers(member, stream);
 }
 

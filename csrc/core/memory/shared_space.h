@@ -143,6 +143,7 @@ class SharedSpace {
 
   // Lease() hides the free bytes of the pages, and what is freed there from now on. Unlease() gives
   // them to everyone. pre: `pages` has room for all; ReserveTake(), ReserveOpening().
+  bool has_leased() const { return has_leased_; }
   void Lease(const IndexSet& pages);
   void Unlease(const IndexSet& pages);
 
