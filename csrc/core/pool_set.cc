@@ -69,6 +69,7 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
 void PoolSet::EndScope(PoolId id, bool may_ask_device) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
+  if (member.is_withdrawn && !member.pool.in_scope()) return EndLoanScope(member);
   if (!member.pool.in_scope()) {
     throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
                      ", so there is nothing to end.");
@@ -96,12 +97,12 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
                         std::optional<CaptureId> capture, bool whole_pages) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
+  if (member.is_withdrawn) RenewLoan(member);
   if (!member.pool.in_scope()) {
     throw UsageError("cudagraph_pool: nothing may be allocated to pool " + ToString(id) +
                      " now: no capture and no use_pool block that fills it is open.");
   }
   if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
-  if (member.is_withdrawn) RenewLoan(member);
   UnmapStale(member);
   ReserveMore(reservations_, 1);
   Block block;

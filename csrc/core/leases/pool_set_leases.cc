@@ -55,6 +55,10 @@ void PoolSet::DropCapture(PoolId id, uint64_t capture) noexcept {
 // The pool, which may give pages away now.
 PoolSet::Member& PoolSet::KnownToLease(PoolId id, const char* what) {
   Member& member = Known(id);
+  if (member.lender != nullptr) {
+    throw UsageError("cudagraph_pool: pool " + ToString(id) + " is a loan, which cannot " + what +
+                     ": ask pool " + ToString(member.lender->id) + ".");
+  }
   const bool lends = member.loan != nullptr && member.loan->pool.in_scope();
   if (member.pool.in_scope() || lends) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) + " cannot " + what + " now: a " +
@@ -196,10 +200,9 @@ void PoolSet::ThrowNoLease(PoolId id, uint64_t lease) const {
 PoolId PoolSet::BeginLoan(PoolId id) {
   const std::lock_guard lock(mutex_);
   Member& lender = KnownToLease(id, "lend");
-  if (lender.lender != nullptr || lender.pool.asleep()) {
+  if (lender.pool.asleep()) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) +
-                     (lender.pool.asleep() ? " is asleep: it has nothing to lend before wake()."
-                                           : " is a loan, which lends nothing on."));
+                     " is asleep: it has nothing to lend before wake().");
   }
   const PoolId loan_id = LoanOf(id);
   if (lender.loan == nullptr) {
@@ -291,24 +294,13 @@ void PoolSet::EndLoan(Member& lender) {
   EraseIfGone(id);
 }
 
-// The lender took back what was free, while the loan's scope went on: it begins anew.
+// The lender took back what was free, while the loan's scope went on: it begins anew. If that
+// fails, the scope's next allocation tries again.
 void PoolSet::RenewLoan(Member& loan) {
-  if (!MayQuiesce()) {
-    throw UsageError("cudagraph_pool: pool " + ToString(loan.lender->id) +
-                     " cannot lend now: a capture is under way on device " +
-                     std::to_string(driver_.device()) + ". End it first.");
-  }
-  loan.pool.EndScope();
+  if (loan.pool.in_scope()) loan.pool.EndScope();
+  if (!loan.lender->pool.in_scope()) Lend(*loan.lender);
+  loan.pool.BeginScope(ScopeKind::kLoan, MayQuiesce());
   loan.is_withdrawn = false;
-  // A scope is open whatever happens, since its owner will end it.
-  std::exception_ptr error;
-  try {
-    if (!loan.lender->pool.in_scope() && !loan.lender->pool.asleep()) Lend(*loan.lender);
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
-  loan.pool.BeginScope(ScopeKind::kLoan);
-  if (error) std::rethrow_exception(error);
 }
 
 uint64_t PoolSet::LendableBytes(PoolId id) const {

@@ -10,6 +10,11 @@ namespace cgp {
 void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device, const IndexSet& needed) {
   CGP_CHECK(!scope_);
   may_ask_device = may_ask_device && driver_.MayQuiesce();
+  if (kind == ScopeKind::kLoan && !may_ask_device) {
+    throw UsageError(
+        "cudagraph_pool: nothing can be lent now: it has to come behind all work of the device, "
+        "and to mark that would break a capture under way. End the capture first.");
+  }
   const bool has_graphs = captured_end_ > PageId{0};
   const bool behind_replays =
       kind == ScopeKind::kLoan || (kind != ScopeKind::kCapture && has_graphs);
@@ -20,7 +25,6 @@ void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device, const IndexSe
   // first block got no memory. This precedes what is held: if it throws, nothing is.
   bytes_.ReserveOpening(fences_.limit() + 2);
   if (behind_replays && !mark) {
-    CGP_CHECK(kind != ScopeKind::kLoan);
     IndexSet captured;
     captured.Resize(bytes_.space().page_count());
     captured.SetRange(0, Index(captured_end_), true);
