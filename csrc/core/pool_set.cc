@@ -203,7 +203,7 @@ bool PoolSet::HasMemory(const Member& member) const {
 }
 
 bool PoolSet::CanTrim(const Member& member) const {
-  const bool lends = member.loan != nullptr && member.loan->pool.in_scope();
+  const bool lends = member.loan != nullptr && member.loan->has_scope();
   return member.users == 0 && !member.pool.in_scope() && !lends && member.lender == nullptr;
 }
 

@@ -59,7 +59,7 @@ PoolSet::Member& PoolSet::KnownToLease(PoolId id, const char* what) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) + " is a loan, which cannot " + what +
                      ": ask pool " + ToString(member.lender->id) + ".");
   }
-  const bool lends = member.loan != nullptr && member.loan->pool.in_scope();
+  const bool lends = member.loan != nullptr && member.loan->has_scope();
   if (member.pool.in_scope() || lends) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) + " cannot " + what + " now: a " +
                      (lends ? "lend" : "capture or use_pool") +
@@ -261,7 +261,7 @@ void PoolSet::Withdraw(Member& lender) {
   Count(loan);
   if (Count(lender)) NoteNewPeak();
   lender.needs_mark = true;
-  loan.is_withdrawn = loan.pool.in_scope();
+  loan.is_withdrawn |= loan.pool.in_scope();
 }
 
 // What cannot go back for lack of the host's memory goes back before the lender's next scope.
@@ -287,7 +287,7 @@ void PoolSet::EndLoan(Member& lender) {
   Count(loan);
   lender.needs_mark = false;
   lender.borrowers.reset();
-  if (loan.pool.live_blocks() > 0 || loan.pool.in_scope() || loan.pool.has_remains()) return;
+  if (loan.pool.live_blocks() > 0 || loan.pool.has_remains()) return;
   const PoolId id = loan.id;
   lender.loan = nullptr;
   loan.lender = nullptr;
