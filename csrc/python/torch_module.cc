@@ -41,6 +41,7 @@ cgp::PoolSet& Pools(DeviceIndex device, PoolId id) {
 py::dict ToDict(const cgp::PoolStats& stats) {
   py::dict result;
   for (const auto& [name, value] : cgp::kStatsFields) result[name] = stats.*value;
+  result["asleep"] = stats.asleep;
   return result;
 }
 
@@ -150,6 +151,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return sum;
   });
   cgp::BindExecs(m);
+  cgp::BindLeases(m);
   cgp::BindWeights(m);
   cgp::BindWorkspaces(m);
 }
