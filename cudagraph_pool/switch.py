@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from ._adapter import load_adapter, loaded_adapter
+from ._leases import name_all_captures
 
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
@@ -106,6 +107,7 @@ def enable(
     _let_nccl_register_nothing()
     adapter.enable(share_captures, mempools, exportable)
     _share_execs(shared_exec)
+    name_all_captures()
     _log_at_the_end()
     _logger.info("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
 

@@ -69,17 +69,15 @@ void BindLeases(py::module_& m) {
   def_of_pool(
       "release_lease",
       [](DeviceIndex device, const MempoolId_t& id, uint64_t lease) {
-        return ToTuple(OurScopes().Take(device, id, [&](PoolSet& set, PoolId pool) {
-          return set.ReleaseLease(pool, lease);
-        }));
+        return ToTuple(OurScopes().Take(
+            device, id, [&](PoolSet& set, PoolId pool) { return set.ReleaseLease(pool, lease); }));
       },
       py::arg("lease"));
   def_of_pool(
       "restore_lease",
       [](DeviceIndex device, const MempoolId_t& id, uint64_t lease) {
-        return ToTuple(OurScopes().Bring(device, id, [&](PoolSet& set, PoolId pool) {
-          return set.RestoreLease(pool, lease);
-        }));
+        return ToTuple(OurScopes().Bring(
+            device, id, [&](PoolSet& set, PoolId pool) { return set.RestoreLease(pool, lease); }));
       },
       py::arg("lease"));
   def_of_pool(

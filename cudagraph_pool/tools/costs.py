@@ -53,6 +53,8 @@ class PoolCost:
     map: MemoryMap | None = None  # where everything lay
     order: str = ""  # of a trace's graphs
     source: str = ""  # on what a trace was recorded
+    away: int = 0  # that it has given to the device until it wakes
+    lendable: int = 0  # that it could lend now
 
     @property
     def saved(self) -> int | None:
@@ -129,6 +131,8 @@ def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None) -> PoolCost:
         _apart(costs),
         execs=pool.get("execs") or None,
         map=drawn,
+        away=pool.get("away_bytes", 0),
+        lendable=pool.get("lendable_bytes", 0),
     )
 
 

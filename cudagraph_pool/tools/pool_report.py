@@ -53,7 +53,7 @@ class PoolReport:
         rows = _rows(self.pools)
         parts += ["", format_table(rows, _word_columns(rows)), "", textwrap.fill(_LEGEND, 80), ""]
         for pool in self.pools:
-            parts += [pool.headline(), *([f"  {said}"] if (said := _of_largest(pool)) else [])]
+            parts += [pool.headline(), *(f"  {said}" for said in _beside(pool))]
         return "\n".join([*parts, *_in_all(self.pools)]).lstrip("\n")
 
     def as_json(self) -> dict[str, Any]:
@@ -158,6 +158,15 @@ def _of_largest(pool: PoolCost) -> str:
     )
 
 
+def _beside(pool: PoolCost) -> list[str]:
+    lines = [_of_largest(pool)]
+    if pool.away:
+        lines.append(f"it has given {mib(pool.away)} MiB away until it wakes")
+    elif pool.lendable:
+        lines.append(f"it could lend {mib(pool.lendable)} MiB now, or give them away in its sleep")
+    return list(filter(None, lines))
+
+
 def _in_all(pools: Sequence[PoolCost]) -> list[str]:
     """What all of them come to, where there are several and stock's are known."""
     stock = [pool.stock for pool in pools if pool.stock is not None]
@@ -229,7 +238,7 @@ def _page(report: PoolReport) -> str:
 def _shown(pool: PoolCost) -> dict[str, Any]:
     """What the page shows of a pool."""
     graphs = [(graph.name, mib(graph.needed), mib(graph.added)) for graph in pool.graphs]
-    shown = {"pool": pool, "largest": _of_largest(pool), "picture": _picture(pool)}
+    shown = {"pool": pool, "beside": _beside(pool), "picture": _picture(pool)}
     return {**shown, "graphs": [("graph", "needs", "added"), *graphs]}
 
 

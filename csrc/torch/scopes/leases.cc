@@ -124,7 +124,8 @@ Leased CaptureScopes::Sleep(DeviceIndex device, MempoolId_t id, bool keeps_live)
       const auto owned = set.At(address);
       if (!owned || owned->id != pool) continue;
       throw UsageError("graph pool " + ToString(pool) + " holds a workspace of cuBLAS's, of " +
-                       Size(bytes) + ", which other work computes in: its live tensors must "
+                       Size(bytes) +
+                       ", which other work computes in: its live tensors must "
                        "stay. Use keep='live', or multiply on the capture's stream before the "
                        "first capture");
     }
@@ -202,8 +203,8 @@ std::vector<PoolId> CaptureScopes::Lenders(DevicePools& pools) const {
   return ids;
 }
 
-void CaptureScopes::BeginReplay(std::optional<DeviceIndex> device, MempoolId_t id,
-                                uint64_t capture, uint64_t place) {
+void CaptureScopes::BeginReplay(std::optional<DeviceIndex> device, MempoolId_t id, uint64_t capture,
+                                uint64_t place) {
   if (!leased_) return;
   const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
