@@ -252,8 +252,8 @@ class Lease:
         self._adapter = adapter = load_adapter()
         self._tensors = list(tensors)
         blocks = sorted({x.untyped_storage().data_ptr() for x in self._tensors})
-        self._lease: Any = (*key, adapter.begin_lease(*key, blocks))
-        self._end = weakref.finalize(self, adapter.end_lease, *self._lease)
+        self._key, self._number = key, adapter.begin_lease(*key, blocks)
+        self._end = weakref.finalize(self, adapter.end_lease, key[0], key[1], self._number)
         self._end.atexit = False
 
     def release(self) -> int:
@@ -262,7 +262,7 @@ class Lease:
         What the tensors hold is lost: copy it to the host first. A page stays if another live
         tensor lies in it. Replays that need the pages raise an error until :meth:`restore`.
         """
-        return int(self._adapter.release_lease(*self._lease)[0])
+        return int(self._adapter.release_lease(*self._key, self._number)[0])
 
     def restore(self, from_host: Sequence[torch.Tensor] | None = None) -> None:
         r"""Bring memory back to the same addresses.
@@ -278,7 +278,7 @@ class Lease:
             raise ValueError(
                 f"from_host has {len(from_host)} tensors, but {len(self._tensors)} were leased"
             )
-        self._adapter.restore_lease(*self._lease)
+        self._adapter.restore_lease(*self._key, self._number)
         for tensor, host in zip(self._tensors, from_host or (), strict=False):
             tensor.data.copy_(host, non_blocking=True)  # unseen by autograd, which may have it
 
@@ -291,5 +291,5 @@ class Lease:
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._adapter.end_lease(*self._lease)
+        self._adapter.end_lease(*self._key, self._number)
         self._end.detach()

@@ -147,9 +147,7 @@ class graph:  # noqa: N801
             # The graph keeps its stream from other pools, and cuBLAS's workspace alive: from torch
             # 2.12 to 2.14 any graph that goes frees it.
             self._graph._keeps = self._context.capture_stream, held, self._hold_workspaces()
-            _leases.name_capture(
-                self._adapter, self._graph, self._pool.device.index, self._pool._id
-            )
+            _leases.name_capture(self._adapter, self._graph, *self._pool._key)
         except BaseException:
             self._graph.reset()
             self._clean_up(before)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
     from . import _torch
+    from ._leases import Keep, Lease
 
 _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 
@@ -222,7 +223,7 @@ class GraphPool:
 
         draw_pool(pool_stats(self._adapter, self._device.index, self._id), path)
 
-    def sleep(self, keep: _leases.Keep = "live") -> int:
+    def sleep(self, keep: Keep = "live") -> int:
         r"""Give the pool's pages to the device until :meth:`wake`; return how many bytes.
 
         Waits for the device. Addresses stay reserved, and tensors may be freed meanwhile. A replay
@@ -260,7 +261,7 @@ class GraphPool:
         _leases.wake(self._key)
 
     @contextlib.contextmanager
-    def asleep(self, keep: _leases.Keep = "live") -> Iterator[None]:
+    def asleep(self, keep: Keep = "live") -> Iterator[None]:
         r"""Context manager in which the pool sleeps: :meth:`sleep`, then :meth:`wake`."""
         self.sleep(keep)
         try:
@@ -297,7 +298,7 @@ class GraphPool:
         self._require_open()
         return int(self._adapter.trim(*self._key)[0])
 
-    def lease(self, tensors: Sequence[torch.Tensor]) -> _leases.Lease:
+    def lease(self, tensors: Sequence[torch.Tensor]) -> Lease:
         r"""Return a :class:`Lease` of tensors of the pool: their memory can go, and come back.
 
         It comes back to the same addresses. For activations that wait between a captured forward

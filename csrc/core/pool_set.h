@@ -150,6 +150,9 @@ class PoolSet {
   // Allocate() throws OutOfMemoryError if what is free does not suffice: nothing is made. Throws
   // UsageError if the pool is asleep or has an open scope, or a capture is under way on the device.
   PoolId BeginLoan(PoolId id);
+  // What BeginLoan() returns. It is known while something of it is left, and not among ids(). No
+  // other pool has it: torch counts its ids from 0 and, for some of ours, from the other end.
+  static PoolId LoanOf(PoolId id) { return {id.first ^ uint64_t{1} << 63, id.second}; }
 
   // The capture's graph (0: any of the pool's graphs that nobody has named) is about to be replayed
   // on `stream`. Throws UsageError if the pool is asleep, or something that the graph needs is away
@@ -233,8 +236,6 @@ class PoolSet {
   void AwaitBorrowers(Member& member, StreamId stream);
   void CheckLoan(const Member& member) const;
   [[noreturn]] void ThrowNoLease(PoolId id, uint64_t lease) const;
-  static PoolId LoanOf(PoolId id) { return {id.first | uint64_t{1} << 63, id.second}; }
-
   // Erases a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);
 

@@ -31,7 +31,6 @@ inline constexpr std::pair<const char*, uint64_t PoolStats::*> kStatsFields[] = 
     {"frees", &PoolStats::frees},
     {"away_bytes", &PoolStats::away_bytes},
     {"lent_bytes", &PoolStats::lent_bytes},
-    {"lendable_bytes", &PoolStats::lendable_bytes},
     {"unnamed_captures", &PoolStats::unnamed_captures},
 };
 

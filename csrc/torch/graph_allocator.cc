@@ -176,6 +176,7 @@ std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Reques
 }
 
 std::optional<Block> GraphAllocator::Borrow(const Target& loan, size_t bytes, cudaStream_t stream) {
+  if (routes_.capturing()) return std::nullopt;  // nothing may be ordered behind all work then
   const History::Telling telling(history_);
   History::Context context = history_.Gather(History::When::STATE);
   const auto block = TryWatched(*loan.pools, {loan.id, bytes, ToStreamId(stream)});

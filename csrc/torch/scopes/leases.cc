@@ -192,10 +192,9 @@ void CaptureScopes::EndLoan(DeviceIndex device, PoolId loan) {
 std::vector<PoolId> CaptureScopes::Lenders(DevicePools& pools) const {
   std::vector<std::pair<uint64_t, PoolId>> lenders;
   for (const PoolId id : pools.set.ids()) {
-    const PoolStats stats = pools.set.Stats(id);
-    if (stats.lendable_bytes == 0 || stats.asleep || pools.set.InScope(id)) continue;
+    if (pools.set.Stats(id).asleep || pools.set.InScope(id)) continue;
     if (exported_.contains({pools.device, id}) || History::Get().HasTrackers()) continue;
-    lenders.emplace_back(stats.lendable_bytes, id);
+    if (const uint64_t bytes = pools.set.LendableBytes(id)) lenders.emplace_back(bytes, id);
   }
   std::ranges::sort(lenders, std::greater());
   std::vector<PoolId> ids;

@@ -109,8 +109,7 @@ std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex devic
                                                                const AllocateIn& allocate) {
   const std::lock_guard lock(mutex_);
   // Asks an open scope, and ends it.
-  const auto ask = [&](const Target& target,
-                       const auto& end) -> std::optional<DevicePools::Owned> {
+  const auto ask = [&](const Target& target, const auto& end) -> std::optional<DevicePools::Owned> {
     const auto block = OrUndo([&] { return allocate(*target.pools, target); }, end);
     OrUndo(end, [&] {
       if (block) target.pools->set.Free(block->address);
@@ -137,8 +136,7 @@ std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex devic
   DevicePools* const pools = DevicePools::Find(device, owner_);
   if (!lends_on_oom || pools == nullptr || routes_.capturing()) return std::nullopt;
   for (const PoolId id : Lenders(*pools)) {
-    const Target loan{
-        .id = pools->set.BeginLoan(id), .kind = ScopeKind::kLoan, .pools = pools};
+    const Target loan{.id = pools->set.BeginLoan(id), .kind = ScopeKind::kLoan, .pools = pools};
     leased_ = true;
     if (auto owned = ask(loan, [&] { pools->EndScope(loan.id); })) return owned;
   }
