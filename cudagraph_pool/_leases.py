@@ -177,10 +177,12 @@ def wake(key: Key) -> None:
 
     adapter = load_adapter()
     began = time.perf_counter()
+    contents = _contents.get(key)
+    if contents:
+        _settle(key)
     brought, *_ = adapter.wake(*key)
-    if contents := _contents.get(key):
+    if contents:
         live = {block["address"] for block in adapter.snapshot(*key)["blocks"]}
-        torch.cuda.synchronize(key[0])
         for address, copy in contents:
             if address in live:
                 _block(key[0], address, copy.nbytes).copy_(copy, non_blocking=True)
@@ -190,15 +192,21 @@ def wake(key: Key) -> None:
         _last[key] = {**last(key), "last_wake_seconds": time.perf_counter() - began}
 
 
+def _settle(key: Key) -> None:
+    """Waits for the device, or raises what a sleep would raise, before copies break a capture."""
+    with Lease(key, ()) as nothing:
+        nothing.release()
+
+
 def _copies(adapter: Any, key: Key) -> list[tuple[int, torch.Tensor]]:
     """The live blocks in pinned memory."""
     import torch
 
+    _settle(key)
     blocks = adapter.snapshot(*key)["blocks"]
     sizes = [block["bytes"] for block in blocks]
     # One allocation for all, since torch rounds each up to a power of two.
     pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True).split(sizes)
-    torch.cuda.synchronize(key[0])
     copies = [(block["address"], copy) for block, copy in zip(blocks, pinned, strict=True)]
     for address, copy in copies:
         copy.copy_(_block(key[0], address, copy.nbytes), non_blocking=True)
