@@ -9,7 +9,7 @@ import pytest
 
 import cudagraph_pool as cgp
 
-from .work import PAGE, adapter, torch
+from .work import PAGE, adapter, chain, fresh, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,6 +106,19 @@ def test_an_output_that_autograd_saved_is_known_to_be_overwritten() -> None:
         run(rows(next_size))
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
+
+
+def test_a_runner_stays_below_its_limit() -> None:
+    pool, limit = cgp.GraphPool(), 12 << 20
+    run = runner(chain, [500, 1000, 3000], lazy=True, max_bytes=limit, pool=pool)
+    for rows in (500, 1000, 3000, 1000, 500):
+        x = fresh(rows, seed=rows)
+        if rows == 3000:
+            with pytest.raises(RuntimeError, match="max_bytes"):
+                run(x)
+        else:
+            assert torch.equal(run(x), chain(x))
+        assert pool.stats()["reserved_bytes"] <= limit
 
 
 def test_calls_on_several_streams() -> None:
