@@ -20,6 +20,8 @@
 namespace cgp {
 namespace {
 
+using Slots = c10::ThreadLocalDebugInfo;
+
 // What tells a thread's allocations that they borrow. torch's autograd carries it into its threads.
 struct LoanInfo final : c10::DebugInfoBase {
   PoolId loan;
@@ -29,8 +31,25 @@ struct LoanInfo final : c10::DebugInfoBase {
 c10::DebugInfoKind LoanSlot() { return c10::DebugInfoKind::TEST_INFO_2; }
 
 bool Borrows(PoolId loan) {
-  const auto* const info = dynamic_cast<LoanInfo*>(c10::ThreadLocalDebugInfo::get(LoanSlot()));
+  const auto* const info = dynamic_cast<LoanInfo*>(Slots::get(LoanSlot()));
   return info != nullptr && info->loan == loan;
+}
+
+// Changes what lies below a profiler's entry, which may be on top, and begin or end at any time: it
+// takes away only what is on top.
+template <typename Change>
+void BelowProfiler(const Change& change) {
+  const auto slot = c10::DebugInfoKind::PROFILER_STATE;
+  std::shared_ptr<c10::DebugInfoBase> profiler;
+  try {
+    if (Slots::get(slot) != nullptr) profiler = Slots::_pop(slot);
+  } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): something else is on top
+  }
+  const auto put_back = [&] {
+    if (profiler != nullptr) Slots::_push(slot, profiler);
+  };
+  OrUndo(change, put_back);
+  put_back();
 }
 
 }  // namespace
@@ -167,7 +186,7 @@ PoolId CaptureScopes::BeginLoan(DeviceIndex device, MempoolId_t id) {
   routes_.ReserveOne();
   leased_ = true;
   const PoolId loan = info->loan = pool.pools->set.BeginLoan(pool.id);
-  OrUndo([&] { c10::ThreadLocalDebugInfo::_push(LoanSlot(), info); },
+  OrUndo([&] { BelowProfiler([&] { Slots::_push(LoanSlot(), info); }); },
          [&] { pool.pools->EndScope(loan); });
   routes_.Add({{.id = loan, .kind = ScopeKind::kLoan, .pools = pool.pools},
                device,
@@ -182,9 +201,9 @@ void CaptureScopes::EndLoan(DeviceIndex device, PoolId loan) {
   routes_.Remove(device, loan);
   if (Borrows(loan)) {
     try {
-      c10::ThreadLocalDebugInfo::_pop(LoanSlot());
-    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): a profiler began after it;
-    }                              // that it stays changes nothing, for its loan is over
+      BelowProfiler([] { Slots::_pop(LoanSlot()); });
+    } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): it may stay, its loan is over
+    }
   }
   DevicePools::For(device, owner_).EndScope(loan);
 }

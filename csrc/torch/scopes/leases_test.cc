@@ -197,19 +197,22 @@ TEST_F(LeasesTest, AThreadAndWhatInheritsItsStateBorrow) {
   inside.Reset();
 }
 
-TEST_F(LeasesTest, AProfilerThatBeganWithinALoanGoesOn) {
+TEST_F(LeasesTest, AProfilerBeginsAndEndsAtAnyTime) {
+  using Slots = c10::ThreadLocalDebugInfo;
+  const auto slot = c10::DebugInfoKind::PROFILER_STATE;
   Graph graph(*this, id_, 7);
   Capture(graph, id_, 2);
+  const auto profiler = std::make_shared<c10::DebugInfoBase>();
+  Slots::_push(slot, profiler);
   const PoolId loan = scopes().BeginLoan(device_, id_);
-  {
-    const c10::DebugInfoGuard profiler(c10::DebugInfoKind::PROFILER_STATE,
-                                       std::make_shared<c10::DebugInfoBase>());
-    EXPECT_TRUE(Borrows(loan));
-    scopes().EndLoan(device_, loan);
-    EXPECT_NE(c10::ThreadLocalDebugInfo::get(c10::DebugInfoKind::PROFILER_STATE), nullptr);
-    EXPECT_FALSE(Borrows(loan));
-  }
-  c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(nullptr);
+  EXPECT_TRUE(Borrows(loan));
+  EXPECT_EQ(Slots::_pop(slot), profiler);
+  Slots::_push(slot, profiler);
+  EXPECT_TRUE(Borrows(loan));
+  scopes().EndLoan(device_, loan);
+  EXPECT_FALSE(Borrows(loan));
+  EXPECT_EQ(Slots::_pop(slot), profiler);
+  EXPECT_EQ(Slots::current(), nullptr);
   graph.Reset();
 }
 
