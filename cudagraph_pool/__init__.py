@@ -24,6 +24,7 @@ _HOMES = {
     **dict.fromkeys(("PoolReport", "report"), "tools.pool_report"),
     **dict.fromkeys(("allocator", "disable", "enable", "enabled", "is_enabled"), "switch"),
     **dict.fromkeys(("library_path", "pluggable_allocator"), "switch"),
+    **dict.fromkeys(("Lease", "lend_on_oom", "sleep", "wake"), "leases"),
     "GraphRunner": "runner",
     "graph": "capture",
     "guard": "_guard",

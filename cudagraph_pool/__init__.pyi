@@ -5,6 +5,10 @@ from ._forecast import Forecast as Forecast
 from ._forecast import forecast as forecast
 from ._guard import guard as guard
 from .capture import graph as graph
+from .leases import Lease as Lease
+from .leases import lend_on_oom as lend_on_oom
+from .leases import sleep as sleep
+from .leases import wake as wake
 from .pools import GraphPool as GraphPool
 from .pools import stats as stats
 from .pools import use_pool as use_pool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 
-from . import _shared_exec
+from . import _leases, _shared_exec
 from .pools import GraphPool, _require_pool
 from .switch import _require_booleans, _require_enabled
 
@@ -147,6 +147,7 @@ class graph:  # noqa: N801
             # The graph keeps its stream from other pools, and cuBLAS's workspace alive: from torch
             # 2.12 to 2.14 any graph that goes frees it.
             self._graph._keeps = self._context.capture_stream, held, self._hold_workspaces()
+            _leases.name_capture(self._adapter, self._graph, *self._pool._key)
         except BaseException:
             self._graph.reset()
             self._clean_up(before)

@@ -8,9 +8,10 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
+from . import _leases
 from ._adapter import loaded_adapter
 from ._shared_exec import _MAX_EXECS, caches
 from .switch import _require_booleans, _require_enabled
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
     from . import _torch
+    from ._leases import Keep, Lease
 
 _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 
@@ -174,9 +176,16 @@ class GraphPool:
         - ``execs``: executables of graphs with ``shared_exec``; ``exec_instantiations``,
           ``exec_updates``: how often one was made, or updated for another graph; ``exec_alone``: by
           reason, how many of these graphs keep their own.
+        - ``asleep``, ``away_bytes``: whether it sleeps, and what leases gave to the device, without
+          which ``reserved_bytes`` are; ``last_sleep_bytes``, ``last_wake_seconds``: what the last
+          sleep gave, and how long the last wake took.
+        - ``lendable_bytes``: what it could lend now; ``lent_bytes``: what live tensors borrow.
+        - ``unnamed_captures``: captures whose graphs are not known, so that :meth:`trim` leaves
+          their pages: before torch 2.14 all but those of :class:`cudagraph_pool.graph` and
+          :class:`GraphRunner`.
         """
         self._require_open()
-        stats: dict[str, Any] = self._adapter.stats(self._device.index, self._id)
+        stats = adapter_stats(self._adapter, *self._key)
         if self._execs is not None:
             return stats | self._execs.stats()
         counts = ("execs", "exec_instantiations", "exec_updates")
@@ -213,6 +222,103 @@ class GraphPool:
 
         draw_pool(pool_stats(self._adapter, self._device.index, self._id), path)
 
+    def sleep(self, keep: Keep = "live") -> int:
+        r"""Give the pool's pages to the device until :meth:`wake`; return how many bytes.
+
+        Waits for the device. Addresses stay reserved, and tensors may be freed meanwhile. A replay
+        of the pool's graphs raises an error, before it is launched. So does one in another thread,
+        unless it has begun: let none replay meanwhile. What begins to allocate in the pool (a
+        capture, :func:`use_pool`) wakes it. Executables that its graphs share go too, where that
+        gives memory back. If the pool sleeps already, what became free since goes too.
+
+        Arguments:
+            keep (str, optional): What becomes of pages in which live tensors lie. ``"live"``: they
+                stay. ``"offload"``: live tensors are copied to pinned memory of the host, and
+                :meth:`wake` copies them back. ``"nothing"``: what they hold is lost. With these two
+                nobody may use the tensors, only :meth:`wake` wakes the pool, and a graph of another
+                pool is refused too if it was captured since this pool was first used.
+                Default: ``"live"``.
+
+        Raises:
+            RuntimeError: A capture is under way, something allocates in the pool, its pages are
+                exportable or may be registered by a library (NCCL), or, unless ``keep="live"``, a
+                workspace of cuBLAS lies in it.
+        """
+        self._require_open()
+        with self._order.lock:
+            return _leases.sleep(self._key, keep, [self._execs] if self._execs else [])
+
+    def wake(self) -> None:
+        r"""Make all pages anew that are away, behind the same addresses. Replays are right again.
+
+        It does nothing if none is away.
+
+        Raises:
+            torch.OutOfMemoryError: There is no memory for them. The pool sleeps on, and is whole.
+        """
+        self._require_open()
+        _leases.wake(self._key)
+
+    @contextlib.contextmanager
+    def asleep(self, keep: Keep = "live") -> Iterator[None]:
+        r"""Context manager in which the pool sleeps: :meth:`sleep`, then :meth:`wake`."""
+        self.sleep(keep)
+        try:
+            yield
+        finally:
+            self.wake()
+
+    def lend(self) -> contextlib.AbstractContextManager[None]:
+        r"""Context manager in which this thread's eager work allocates in the pool's free pages.
+
+        Backward passes that the thread runs within it do so, too. What is borrowed comes after the
+        last replay in the order of the device, without a wait of the host, and lies at addresses of
+        its own. Where the free pages do not suffice, PyTorch's own allocator serves.
+
+        A replay raises an error while a borrowed tensor lives in what its graph needs, and says
+        which. After that is freed the replay waits for the work on it, on the device.
+
+        Raises:
+            RuntimeError: The pool sleeps, something allocates in it, a capture is under way, or it
+                cannot sleep, as :meth:`sleep` says.
+        """
+        self._require_open()
+        return _leases.lend(self._key)
+
+    def trim(self) -> int:
+        r"""Give to the device what no graph and no live tensor needs; return how many bytes.
+
+        Other graphs of the pool live on. Waits for the device. A graph needs each page in which
+        anything lived during its capture; ``unnamed_captures`` of :meth:`stats` keep theirs.
+
+        Raises:
+            RuntimeError: A capture is under way, or it cannot sleep, as :meth:`sleep` says.
+        """
+        self._require_open()
+        return int(self._adapter.trim(*self._key)[0])
+
+    def lease(self, tensors: Sequence[torch.Tensor]) -> Lease:
+        r"""Return a :class:`Lease` of tensors of the pool: their memory can go, and come back.
+
+        It comes back to the same addresses. For activations that wait between a captured forward
+        and backward pass::
+
+            with pool.lease(activations) as lease:
+                copies = [x.to("cpu", copy=True) for x in activations]
+                lease.release()
+                ...  # other work has the memory
+                lease.restore(copies)
+
+        Arguments:
+            tensors (sequence of Tensor): Live tensors of this pool, or views of them.
+
+        Raises:
+            RuntimeError: A tensor does not lie in the pool, or it cannot sleep, as :meth:`sleep`
+                says.
+        """
+        self._require_open()
+        return _leases.Lease(self._key, tensors)
+
     def close(self) -> None:
         r"""Release the pool. Graphs captured into it go on working."""
         if self._open:
@@ -235,6 +341,10 @@ class GraphPool:
             f"GraphPool(id={self._id}, device={str(self._device)!r}, "
             f"reserved={stats['reserved_bytes']}, allocated={stats['allocated_bytes']})"
         )
+
+    @property
+    def _key(self) -> _leases.Key:
+        return self._device.index, self._id
 
     def _exec_cache(self) -> _torch.ExecCache:
         """Of its graphs; it lives on in them."""
@@ -282,12 +392,12 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
     of different pools nest.
 
     Arguments:
-        pool (GraphPool): The pool to allocate in. No graph captured into it may be alive, since its
-            replays would overwrite what is allocated now. Graphs may be captured into it later.
+        pool (GraphPool): The pool to allocate in. Graphs may be captured into it before and after:
+            pages that one of them needs are not taken. :meth:`GraphPool.lend` lends these.
 
     Raises:
-        RuntimeError: The package is not enabled, the pool was released, graphs or another
-            ``use_pool`` block hold it, or the current stream is capturing.
+        RuntimeError: The package is not enabled, the pool was released, a capture or another
+            ``use_pool`` block fills it, or the current stream is capturing.
         TypeError: ``pool`` is not a :class:`GraphPool`.
         ValueError: The pool is not on the current device.
     """
@@ -307,12 +417,6 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
             "name the pool where the capture begins instead"
         )
     adapter.end_failed_capture(device, pool_id)  # what began there before is over
-    holders = adapter.use_count(device, pool_id) - 1  # without the GraphPool itself
-    if holders > 0:
-        raise RuntimeError(
-            f"pool {pool_id} is held by {holders} graph(s) or use_pool block(s): replays would "
-            "overwrite what is allocated in it now. Use a GraphPool of its own for eager work"
-        )
     torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool_id)
     try:
         yield
@@ -388,9 +492,14 @@ def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]
         "id": id,
         "kind": "GraphPool" if owner else _kind(adapter, device, id),
         "users": adapter.use_count(device, id),
-        **(owner.stats() if owner else adapter.stats(device, id)),
+        **(owner.stats() if owner else adapter_stats(adapter, device, id)),
         "graphs": adapter.captures(device, id),
     }
+
+
+def adapter_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]:
+    """What is known of any pool."""
+    return {**adapter.stats(device, id), **_leases.last((device, id))}
 
 
 def _owner(device: int, id: tuple[int, int]) -> GraphPool | None:

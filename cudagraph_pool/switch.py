@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._adapter import load_adapter, loaded_adapter
+from ._leases import name_all_captures
 from ._shared_exec import let_all_share
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ def enable(
     _let_nccl_register_nothing()
     adapter.enable(share_captures, mempools, exportable)
     let_all_share(shared_exec)
+    name_all_captures()
     _log_at_the_end()
     _logger.info("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -117,6 +118,7 @@ class CpuCaptures:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.tapes: list[Tape] = []
+        self._graphs: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.stream = Stream()
         self.order = _ReplayOrder()
         self.lock = threading.RLock()
@@ -140,7 +142,9 @@ class CpuCaptures:
             self.tapes.remove(tape)
             raise
         captures: Any = self
-        return Graph(tape, len(tape._operations), captures)
+        graph = Graph(tape, len(tape._operations), captures)
+        self._graphs.add(graph)
+        return graph
 
     def overwrite_others(self, replayed: Tape) -> None:
         """But for the one captured before it, if it reads that: as a backward pass does."""
@@ -149,6 +153,10 @@ class CpuCaptures:
             is_forward = number == place - 1 and tape.addresses() & replayed.read
             if number != place and not is_forward:
                 tape.spoil()
+
+    def trim(self) -> None:
+        kept = {id(graph._graph) for graph in self._graphs}
+        self.tapes = [tape for tape in self.tapes if id(tape) in kept]
 
     def holds(self, tensor: Tensor) -> bool:
         address = _address(tensor)

@@ -8,6 +8,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,45 @@ def test_the_graph_least_used_makes_room() -> None:
     assert run.sizes_captured == [(1,), (4,)]
     assert tree_equal(run(x := rows(8)), x * 2)
     assert run.sizes_captured == [(4,), (8,)]
+
+
+def test_the_pool_stays_below_max_bytes() -> None:
+    run = runner(double, lazy=True, max_bytes=240)  # 24 bytes a row
+    for n in (4, 2, 4, 8):  # 2 goes, and then 4
+        assert tree_equal(run(x := rows(n)), x * 2)
+    assert run.sizes_captured == [(8,)]
+    assert run.captures.stats()["reserved_bytes"] == 8 * 24
+    small = runner(double, lazy=True, max_bytes=40)
+    with pytest.raises(RuntimeError, match=r"holds 48 bytes .* size 2 alone, but max_bytes is 40"):
+        small(rows(2))
+    assert small.captures.stats()["reserved_bytes"] == 0
+    assert tree_equal(small(x := rows(1)), x * 2)
+
+
+def test_where_pages_cannot_go_graphs_make_room_all_the_same() -> None:
+    def trim() -> None:
+        raise RuntimeError("its pages are exportable")
+
+    run = runner(double, lazy=True, max_graphs=1)
+    bounded = runner(double, lazy=True, max_bytes=1)
+    for each in (run, bounded):
+        each.captures.trim = trim  # type: ignore[method-assign]
+    run(rows(1))
+    run(rows(2))
+    assert run.sizes_captured == [(2,)]
+    with pytest.raises(RuntimeError, match="exportable"):
+        bounded(rows(2))
+
+
+def test_the_pool_of_a_runner_sleeps() -> None:
+    told: list[str] = []
+    run = runner(double)
+    pool: Any = SimpleNamespace(sleep=told.append, wake=told.clear)
+    vars(run.captures)["pool"] = pool
+    run.sleep("offload")
+    assert told == ["offload"]
+    run.wake()
+    assert told == []
 
 
 def test_a_capture_that_fails_leaves_the_runner_as_it_was() -> None:
@@ -248,6 +288,7 @@ def test_the_driver_takes_memory_for_executables_at_their_first_replay() -> None
         ({"overflow": "ignore"}, "overflow is 'ignore', but must be one of"),
         ({"warmup": -1}, "warmup is -1"),
         ({"max_graphs": 4}, "max_graphs is 4: it needs lazy=True"),
+        ({"max_bytes": 1 << 20}, "max_bytes is 1048576: it needs lazy=True"),
         ({"max_graphs": 0, "lazy": True}, "max_graphs is 0, but must be 1 or more"),
         ({"max_graphs": "3", "lazy": True}, "max_graphs is '3', but must be an integer"),
         ({"sizes": "auto", "dim": {"x": None}}, "says so for one tensor at least"),

@@ -19,7 +19,7 @@ ABOVE = {
 }
 ROOMS = ["base", "memory", "placement"]  # of the core, in this order, below the rest
 # Of the adapter: what every file of it may know, then its rooms in this order, below the rest.
-ADAPTER_WORDS = {"device_pools.h", "errors.h", "runtime.h", "torch_version.h"}
+ADAPTER_WORDS = {"device_pools.h", "errors.h", "runtime.h", "torch_version.h", "workspaces.h"}
 ADAPTER_ROOMS = ["observe", "scopes"]
 MOST_FILES = 16  # of a folder, without what is for tests
 FOREIGN = re.compile(r"(cuda|nv|torch|c10|ATen|pybind11|Python|structmember)", re.IGNORECASE)

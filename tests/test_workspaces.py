@@ -171,8 +171,10 @@ def made_up_capture(monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> Any
     capture: Any = graph.__new__(graph)
     capture._graph, capture._execs, capture._shared_exec = SimpleNamespace(), None, False
     capture._context = Context(capture_stream=stream, fails=fails)
-    capture._pool = SimpleNamespace(_require_open=lambda: None)
-    capture._adapter = SimpleNamespace(hold_workspaces=lambda stream: [])
+    capture._pool = SimpleNamespace(_require_open=lambda: None, _key=(0, (0, 1)))
+    capture._adapter = SimpleNamespace(
+        hold_workspaces=lambda stream: [], name_capture=lambda device, pool: (0, 0)
+    )
     monkeypatch.setattr("cudagraph_pool.capture._require_enabled", lambda what: None)
     monkeypatch.setattr(graph, "_check_devices", lambda self: None)
     monkeypatch.setattr(graph, "_current_stream", lambda self: stream)

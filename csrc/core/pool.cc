@@ -26,13 +26,22 @@ Granules PageSize(const Driver& driver, const PoolOptions& options) {
 }  // namespace
 
 Pool::Pool(Driver& driver, PoolOptions options)
-    : ranges_(driver, PageSize(driver, options)),
+    : ranges_(driver, PageSize(driver, options), options.borrows),
       memory_(driver, ranges_, blocks_),
       placer_(driver, ranges_, memory_, blocks_) {}
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
-  if (kind == ScopeKind::kCapture) ReserveMore(captures_, 1);
-  memory_.BeginScope(kind, may_ask_device);
+  const bool capture = kind == ScopeKind::kCapture;
+  if (capture) {
+    ReserveMore(captures_, 1);
+    needs_.ReserveTouch(blocks_.size());
+    needs_.BeginCapture();
+  }
+  const IndexSet needed = kind == ScopeKind::kApart ? NeededPages() : IndexSet();
+  memory_.BeginScope(kind, may_ask_device, needed);
+  if (capture) {
+    blocks_.ForEach([&](Address, const LiveBlock& live) { needs_.Touch(PagesOf(live)); });
+  }
   stats_.scope_peak_bytes = stats_.allocated_bytes;
   reserved_before_ = reserved_bytes();
   capture_ = {.live_before_bytes = stats_.allocated_bytes, .first_allocation = stats_.allocations};
@@ -43,12 +52,12 @@ void Pool::EndScope(bool may_ask_device) {
   const bool capture = in_capture_scope();
   memory_.EndScope(may_ask_device);
   if (capture) {
+    needs_.EndCapture();
     if (captures_.size() == kMaxCaptures) captures_.erase(captures_.begin());
     capture_.added_bytes = reserved_bytes() - reserved_before_;
     capture_.peak_bytes = stats_.scope_peak_bytes;
     capture_.allocations = stats_.allocations - capture_.first_allocation;
     captures_.push_back(capture_);
-    PinLive();
   }
 }
 
@@ -60,15 +69,15 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
   const bool rounds = whole_pages && bytes <= ~uint64_t{0} - page;
   const uint64_t rounded = rounds ? (bytes + page - 1) / page * page : bytes;
   blocks_.Reserve(blocks_.size() + 1);
+  if (in_capture_scope()) needs_.ReserveTouch(1);
   LiveBlock live;
   live.block = {.bytes = Granules::FromBytesRoundedUp(rounded).bytes(),
                 .requested_bytes = bytes,
                 .stream = stream};
-  live.eager = memory_.scope() == ScopeKind::kEager;
+  live.eager = !in_capture_scope();
   placer_.Place(memory_.BeginTake(live, capture), live, stats_);
   live.block.address = ranges_.AddressOf(live.site);
-  live.pinned = !live.eager;
-  if (live.pinned) ranges_.Pin(live.site.vpage);
+  if (in_capture_scope()) needs_.Touch(PagesOf(live));
   const Block block = live.block;
   List(std::move(live));
   stats_.peak_allocated_bytes = std::max(stats_.peak_allocated_bytes, stats_.allocated_bytes);
@@ -78,8 +87,6 @@ Block Pool::Allocate(uint64_t bytes, StreamId stream, std::optional<CaptureId> c
 
 Block Pool::Free(Address address) {
   LiveBlock& live = Known(address);
-  // The graph may read it: graph trees fill the inputs that died in a capture before each replay.
-  if (in_capture_scope()) ranges_.Pin(live.site.vpage);
   memory_.Free(live, placer_.InRing(live.site.vpage));
   const Block block = live.block;
   Unlist(live);
@@ -108,19 +115,37 @@ std::vector<PhysicalPiece> Pool::PiecesOf(const LiveBlock& live) const {
   return pieces;
 }
 
+AddressSpan Pool::PagesOf(const LiveBlock& live) const {
+  const Address begin = ranges_.AddressOf({live.site.vpage});
+  const uint64_t page = ranges_.page_size().bytes();
+  const Address end = live.block.address + live.block.bytes;
+  return {begin, begin + (end - begin + page - 1) / page * page};
+}
+
+Spans Pool::PagesOfLive() const {
+  Spans spans;
+  spans.reserve(blocks_.size());
+  blocks_.ForEach([&](Address, const LiveBlock& live) { spans.push_back(PagesOf(live)); });
+  return spans;
+}
+
 uint64_t Pool::reserved_bytes() const {
-  return BytesOf(ranges_.page_count() + ranges_.unreleased_pages());
+  return BytesOf(ranges_.page_count() + ranges_.unreleased_pages() - ranges_.away_pages() -
+                 lent_.pages);
 }
 
 PoolStats Pool::Stats() const {
   PoolStats stats = stats_;
   stats.page_bytes = ranges_.page_size().bytes();
-  stats.pages = ranges_.page_count();
+  stats.pages = ranges_.page_count() - ranges_.away_pages() - lent_.pages;
   stats.reserved_bytes = reserved_bytes();
   stats.peak_reserved_bytes = std::max(stats.peak_reserved_bytes, stats.reserved_bytes);
   stats.live_blocks = blocks_.size();
   stats.ranges = ranges_.range_count();
   stats.page_mappings = ranges_.mapping_count();
+  stats.asleep = asleep_;
+  stats.away_bytes = BytesOf(ranges_.away_pages());
+  stats.unnamed_captures = needs_.unnamed();
   return stats;
 }
 
@@ -138,6 +163,9 @@ PoolSnapshot Pool::Snapshot() const {
       snapshot.ring.push_back(
           {node.page, Granules(node.offset).bytes(), Granules(node.length).bytes()});
     });
+  }
+  for (PageId page{0}; Index(page) < ranges_.page_count(); ++page) {
+    if (ranges_.lease_of(page) == kLent || !ranges_.is_present(page)) snapshot.gone.push_back(page);
   }
   for (uint32_t r = 0; r < ranges_.range_count(); ++r) {
     const RangeTable::Range& range = ranges_.range(RangeId{r});
@@ -157,7 +185,7 @@ PoolCheckpoint Pool::Checkpoint() {
     checkpoint.blocks.push_back(
         {live.block, live.eager, live.others ? live.others->uses : std::vector<StreamId>()});
   });
-  blocks_.ForEach([&](Address, const LiveBlock& live) { ranges_.Pin(live.site.vpage); });
+  needs_.Keep(PagesOfLive());
   std::ranges::sort(checkpoint.blocks, {}, [](const auto& entry) { return entry.block.address; });
   return checkpoint;
 }
@@ -196,6 +224,7 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
     LiveBlock& live = revived.emplace_back();
     live.block = entry.block;
     live.site = {ranges_.At(entry.block.address, ranges)};
+    RequirePresent(live);
     live.AddWork(entry.eager, entry.uses);
     memory_.ReserveRevive(live);
   }
@@ -228,7 +257,7 @@ uint64_t Pool::spare_bytes() const {
   uint64_t pages = ranges_.unreleased_pages();
   for (PageId handle{0}; Index(handle) < ranges_.page_count();
        handle = ranges_.handle_end(handle)) {
-    bool used = false;
+    bool used = ranges_.lease_of(handle) != kNoLease;
     for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
       for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
         used |= space.node(id).used();
@@ -244,37 +273,36 @@ void Pool::PrepareGiveBack() {
   memory_.DissolveRing();
   next_identity_ = std::make_shared<const char>();
   memory_.ReserveOpening();
-  shrinking_ = memory_.bytes().PrepareShrink(VpagesInUse());
+  std::vector<bool> keep = VpagesInUse();
+  KeepLent(keep);
+  shrinking_ = memory_.bytes().PrepareShrink(std::move(keep));
 }
 
 void Pool::GiveBack() {
   CGP_CHECK(!in_scope() && shrinking_);
   stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   memory_.OpenAll();
-  ranges_.UnpinAll();
-  blocks_.ForEach([](Address, LiveBlock& live) { live.pinned = false; });
-  unpinned_ = blocks_.size();
+  needs_.Clear();
   identity_ = std::move(next_identity_);
   if (const std::exception_ptr error = Shrink()) std::rethrow_exception(error);
 }
 
 void Pool::UnmapStale() {
-  CGP_CHECK(memory_.scope() == ScopeKind::kEager);
+  CGP_CHECK(in_scope() && !in_capture_scope());
   memory_.DissolveRing();
   std::vector<bool> keep = VpagesInUse();
+  AddNeeded(keep);
   uint64_t mapped = 0;
   for (PageId page{0}; Index(page) < ranges_.page_count(); ++page) {
     const std::vector<VirtualPage>& vpages = ranges_.vpages_of(page);
     mapped += vpages.size();
     bool any = false;
-    for (const VirtualPage vpage : vpages) {
-      if (ranges_.range(ranges_.range_of(vpage)).pinned) keep[Index(vpage)] = true;
-      any |= keep[Index(vpage)];
-    }
+    for (const VirtualPage vpage : vpages) any |= keep[Index(vpage)];
     // The oldest mapping is in the range that shows most.
     if (!any) keep[Index(vpages.front())] = true;
   }
   std::exception_ptr error;
+  KeepLent(keep);
   if (static_cast<uint64_t>(std::ranges::count(keep, true)) < mapped) {
     shrinking_ = memory_.bytes().PrepareShrink(std::move(keep));
     error = Shrink();
@@ -290,15 +318,38 @@ std::vector<bool> Pool::VpagesInUse() const {
     const Granules end = Granules(live.site.offset) + live.length();
     const uint32_t last =
         Index(live.site.vpage) + static_cast<uint32_t>((end - Granules(1)) / ranges_.page_size());
-    for (uint32_t vpage = Index(live.site.vpage); vpage <= last;) {
-      const PageId page = ranges_.page_at(VirtualPage{vpage});
-      const uint32_t begin = vpage - (Index(page) - Index(ranges_.handle_begin(page)));
-      const uint32_t pages = ranges_.handle_pages(page);
-      std::fill_n(in_use.begin() + begin, pages, true);
-      vpage = begin + pages;
+    for (uint32_t vpage = Index(live.site.vpage); vpage <= last; ++vpage) {
+      KeepMapping(VirtualPage{vpage}, in_use);
     }
   });
   return in_use;
+}
+
+// All virtual pages of the mapping stay.
+void Pool::KeepMapping(VirtualPage vpage, std::vector<bool>& keep) const {
+  if (keep[Index(vpage)]) return;
+  const PageId page = ranges_.page_at(vpage);
+  const uint32_t begin = Index(vpage) - (Index(page) - Index(ranges_.handle_begin(page)));
+  std::fill_n(keep.begin() + begin, ranges_.handle_pages(page), true);
+}
+
+// What graphs and checkpoints need stays.
+void Pool::AddNeeded(std::vector<bool>& keep) const {
+  const RangeTable::AddressIndex index = ranges_.ByAddress();
+  needs_.ForEachOfAll([&](AddressSpan span) {
+    ForEachVpage(span, index, [&](VirtualPage vpage) { KeepMapping(vpage, keep); });
+  });
+}
+
+IndexSet Pool::NeededPages() const {
+  IndexSet pages;
+  pages.Resize(ranges_.page_count());
+  const RangeTable::AddressIndex index = ranges_.ByAddress();
+  needs_.ForEachOfAll([&](AddressSpan span) {
+    ForEachVpage(span, index,
+                 [&](VirtualPage vpage) { pages.Insert(Index(ranges_.page_at(vpage))); });
+  });
+  return pages;
 }
 
 // Gives the new numbers to all that names virtual pages, or drops it. Does not throw: returns the
@@ -309,6 +360,8 @@ std::exception_ptr Pool::Shrink() {
   blocks_.ForEach(
       [&](Address, LiveBlock& live) { live.site.vpage = renumbering.Of(live.site.vpage); });
   placer_.Clear();
+  lent_ = CountLeased(kLent);
+  asleep_ = asleep_ && CountLeased(kAsleep).pages > 0;
   return renumbering.error;
 }
 
@@ -317,17 +370,15 @@ void Pool::Check() const {
   memory_.Check();
   uint64_t allocated = 0;
   uint64_t requested = 0;
-  uint64_t unpinned = 0;
   blocks_.ForEach([&](Address address, const LiveBlock& live) {
     CGP_CHECK(address == live.block.address);
     CGP_CHECK(address == ranges_.AddressOf(live.site));
     allocated += live.block.bytes;
     requested += live.block.requested_bytes;
-    unpinned += live.pinned ? 0 : 1;
-    CGP_CHECK(!live.pinned || ranges_.range(ranges_.range_of(live.site.vpage)).pinned);
   });
   CGP_CHECK(allocated == stats_.allocated_bytes && requested == stats_.requested_bytes);
-  CGP_CHECK(unpinned == unpinned_);
+  needs_.Check();
+  CheckLeases();
 }
 
 LiveBlock& Pool::Known(Address address) {
@@ -339,21 +390,11 @@ LiveBlock& Pool::Known(Address address) {
   return *live;
 }
 
-// The graph may use what lives when its capture ends.
-void Pool::PinLive() {
-  if (std::exchange(unpinned_, 0) == 0) return;
-  blocks_.ForEach([&](Address, LiveBlock& live) {
-    ranges_.Pin(live.site.vpage);
-    live.pinned = true;
-  });
-}
-
 // Puts the block into the books, and takes it out. pre: there is room.
 void Pool::List(LiveBlock&& live) {
   stats_.allocated_bytes += live.block.bytes;
   stats_.requested_bytes += live.block.requested_bytes;
   ++stats_.allocations;
-  unpinned_ += live.pinned ? 0 : 1;
   const Address address = live.block.address;
   blocks_.Insert(address, std::move(live));
 }
@@ -363,7 +404,6 @@ void Pool::Unlist(const LiveBlock& live) {
   stats_.allocated_bytes -= live.block.bytes;
   stats_.requested_bytes -= live.block.requested_bytes;
   ++stats_.frees;
-  unpinned_ -= live.pinned ? 0 : 1;
   blocks_.Erase(live.block.address);
 }
 

@@ -22,6 +22,7 @@
 
 #include "core/base/units.h"
 #include "core/driver.h"
+#include "core/leases/graph_needs.h"
 #include "core/memory/range_table.h"
 #include "core/memory/stream_memory.h"
 #include "core/placer.h"
@@ -46,7 +47,8 @@ class Pool {
   // still use what these captures freed. So each stream that allocates waits, on the device, for
   // all work that the device had when the scope began. A replay submitted while the scope is open
   // is not waited for; PyTorch forbids that too. If the device must not be asked, the scope takes
-  // only pages that eager work has made since the last capture.
+  // only pages that eager work has made since the last capture. A scope apart takes no byte of a
+  // page that a graph needs. One of a loan is behind all work too, and the device must be asked.
   void BeginScope(ScopeKind kind, bool may_ask_device = true);
   void EndScope(bool may_ask_device = true);  // pre: one is open
   bool in_scope() const { return memory_.scope().has_value(); }
@@ -95,21 +97,78 @@ class Pool {
 
   // Eager work that churns maps the same pages again and again. HasStaleMappings() says whether
   // UnmapStale() is due, which bounds what is mapped by what it leaves:
-  //   left == mappings of the ranges that captures and checkpoints need, those in which a block
-  //           lives, and one for each other handle
+  //   left == mappings that captures and checkpoints need, those in which a block lives, and one
+  //           for each other handle
   //   page_mappings <= max(512, 2 * left) + those of the allocation that is under way
   // It may be called only in eager scopes, with the device idle. Driver errors as in GiveBack().
   bool HasStaleMappings() const {
-    return memory_.scope() == ScopeKind::kEager && ranges_.mapping_count() > mapping_limit_;
+    return in_scope() && !in_capture_scope() && ranges_.mapping_count() > mapping_limit_;
   }
   void UnmapStale();
+
+  // --- Leases (leases/pool_leases.cc) ---
+  //
+  // A lease has handles of the pool, whose free bytes nobody gets meanwhile. See PoolSet for what
+  // each does. pre, of all that change something: no scope is open; of those that take pages away:
+  // the device is idle.
+
+  static constexpr LeaseId kAsleep = 1;
+  static constexpr LeaseId kLent = 2;  // other leases are of blocks, and have later numbers
+
+  GraphNeeds& needs() { return needs_; }
+  const GraphNeeds& needs() const { return needs_; }
+  bool asleep() const { return asleep_; }
+  // Whether any page is away or lent.
+  bool has_leases() const { return memory_.bytes().has_leased(); }
+
+  // Both leave a driver's first error in *error, and go on.
+  Leased Sleep(bool keeps_live, std::exception_ptr* error);
+  Leased Wake();
+  Leased EvictBlocks(LeaseId lease, const std::vector<Address>& blocks, std::exception_ptr* error);
+  Leased BringBack(LeaseId lease);
+  Leased TrimToNeeds(std::exception_ptr* error);
+
+  // A handle that goes from one pool to another.
+  struct LentHandle {
+    Handle physical{};
+    uint32_t pages = 0;
+    PageId first{};  // in the pool that was asked
+  };
+  // Present handles without a lease in which every byte is free and open.
+  std::vector<LentHandle> FreeHandles() const { return WithoutLease(FenceId::kOpen); }
+  // The same, but whatever fence the free bytes are behind.
+  std::vector<LentHandle> UnusedHandles() const { return WithoutLease({}); }
+  // Those that a lease has.
+  std::vector<LentHandle> HandlesOf(LeaseId lease) const;
+  // Gives handles to a lease, or with kNoLease takes them back. ReserveLease() returns their pages,
+  // and makes room, so that SetLease() does not throw as long as no page is added.
+  IndexSet ReserveLease(const std::vector<LentHandle>& handles);
+  void SetLease(const std::vector<LentHandle>& handles, const IndexSet& pages, LeaseId lease);
+  // Maps handles of another pool as new ones. pre: the pool borrows.
+  void Adopt(const std::vector<LentHandle>& handles);
+
+  // Calls function(handle's first page, its pages, lease) for handles with a lease that the
+  // capture's graph needs (see GraphNeeds::ForEach()). One may come several times.
+  template <typename Function>
+  void ForEachNeededLeased(uint64_t capture, Function&& function) const {
+    const RangeTable::AddressIndex index = ranges_.ByAddress();
+    needs_.ForEach(capture, [&](AddressSpan span) {
+      ForEachVpage(span, index, [&](VirtualPage vpage) {
+        const PageId page = ranges_.page_at(vpage);
+        if (ranges_.lease_of(page) != kNoLease) {
+          function(ranges_.handle_begin(page), ranges_.handle_pages(page), ranges_.lease_of(page));
+        }
+      });
+    });
+  }
 
   // Repeats Driver::SetAccess() for all that is mapped, after a peer was added.
   void RefreshAccess() { ranges_.RefreshAccess(); }
 
+  uint64_t page_bytes() const { return ranges_.page_size().bytes(); }
   uint64_t reserved_bytes() const;  // Stats() says it too, at more cost
   // Of physical memory.
-  uint64_t handles() const { return ranges_.handle_count(); }
+  uint64_t handles() const { return ranges_.handle_count() - lent_.handles; }
   uint64_t live_blocks() const { return blocks_.size(); }
   // The number of spans of free bytes: parts of a page, or runs of whole pages.
   uint64_t free_extents() const { return memory_.bytes().space().free_extents(); }
@@ -128,19 +187,68 @@ class Pool {
 
   LiveBlock& Known(Address address);
   std::vector<PhysicalPiece> PiecesOf(const LiveBlock& live) const;
-  void PinLive();
+  AddressSpan PagesOf(const LiveBlock& live) const;
+  Spans PagesOfLive() const;
   void List(LiveBlock&& live);
   void Unlist(const LiveBlock& live);
   uint64_t BytesOf(uint64_t pages) const { return pages * ranges_.page_size().bytes(); }
 
+  // Calls function(vpage) for those of the span.
+  template <typename Function>
+  void ForEachVpage(AddressSpan span, const RangeTable::AddressIndex& index,
+                    Function&& function) const {
+    const uint64_t page = ranges_.page_size().bytes();
+    VirtualPage vpage{};
+    VirtualPage end{};  // of its range
+    for (Address address = span.begin; address < span.end; address += page, ++vpage) {
+      if (vpage == end) {
+        vpage = ranges_.At(address, index).vpage;
+        end = ranges_.range(ranges_.range_of(vpage)).end();
+      }
+      function(vpage);
+    }
+  }
+  void KeepMapping(VirtualPage vpage, std::vector<bool>& keep) const;
   std::vector<bool> VpagesInUse() const;
+  void AddNeeded(std::vector<bool>& keep) const;
+  IndexSet NeededPages() const;
   std::exception_ptr Shrink();
+
+  struct BytesOfHandle {
+    uint64_t named = 0;
+    uint64_t others = 0;
+  };
+  std::vector<LentHandle> WithoutLease(std::optional<FenceId> fence) const;
+  std::vector<BytesOfHandle> LiveBytes(const std::vector<Address>& named) const;
+  struct Count {
+    uint64_t handles = 0;
+    uint64_t pages = 0;
+    bool operator==(const Count&) const = default;
+  };
+  Count CountLeased(LeaseId lease) const;
+  void KeepLent(std::vector<bool>& keep) const;
+  void RequirePresent(const LiveBlock& live) const;
+  void CheckLeases() const;
+  template <typename Function>
+  void ForEachHandle(Function&& function) const {
+    for (PageId handle{0}; Index(handle) < ranges_.page_count();
+         handle = ranges_.handle_end(handle)) {
+      function(handle);
+    }
+  }
+  IndexSet PagesOf(const std::vector<LentHandle>& handles) const;
+  LentHandle AsLent(PageId handle) const {
+    return {ranges_.physical(handle), ranges_.handle_pages(handle), handle};
+  }
+  Leased Evict(const std::vector<LentHandle>& handles, LeaseId lease, std::exception_ptr* error);
 
   LiveBlocks blocks_;
   RangeTable ranges_;
   StreamMemory memory_;
   Placer placer_;
-  uint64_t unpinned_ = 0;                             // live blocks that are not pinned
+  GraphNeeds needs_;
+  bool asleep_ = false;
+  Count lent_;                                        // invariant: CountLeased(kLent)
   uint64_t mapping_limit_ = kLeastMappingLimit;       // beyond which mappings are looked through
   std::shared_ptr<RangeTable::Shrinking> shrinking_;  // what is prepared
   PoolStats stats_;                                   // what Stats() does not derive

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/pool.h"
+#include "core/pool_set_member.h"
 
 namespace cgp {
 
@@ -20,21 +20,6 @@ constexpr size_t kGonePoolsRemembered = 100;
 constexpr auto kBegin = [](const auto& reservation) { return reservation.addresses.begin; };
 
 }  // namespace
-
-struct PoolSet::Member {
-  Member(PoolId the_id, Driver& driver, const PoolOptions& options)
-      : id(the_id), pool(driver, options) {}
-
-  const PoolId id;
-  Pool pool;
-  int users = 0;
-  bool told_of_capture = false;        // when its scope began: one that nobody else knows of
-  std::set<PoolId>::node_type unused;  // its entry in PoolSet, while it has users
-  // What the set's usage counts for it, as of the pool's last change.
-  Gauge* reserved_bytes = nullptr;  // its own in PoolSet
-  uint64_t handles = 0;
-  uint64_t free_extents = 0;
-};
 
 std::string ToString(PoolId id) {
   return "(" + std::to_string(id.first) + ", " + std::to_string(id.second) + ")";
@@ -67,7 +52,11 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
                      "fills it before another one begins, or give each a pool of its own.");
   }
   try {
-    member.pool.BeginScope(kind, !capturing && MayQuiesce());
+    WakeIfAsleep(member);
+    const bool may_ask = !capturing && MayQuiesce();
+    // What was lent is safe for eager work only behind a mark.
+    if (kind == ScopeKind::kCapture || may_ask) Withdraw(member);
+    member.pool.BeginScope(kind, may_ask);
   } catch (...) {
     EraseIfGone(id);
     throw;
@@ -80,6 +69,7 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
 void PoolSet::EndScope(PoolId id, bool may_ask_device) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
+  if (member.is_withdrawn && !member.pool.in_scope()) return EndLoanScope(member);
   if (!member.pool.in_scope()) {
     throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
                      ", so there is nothing to end.");
@@ -88,6 +78,7 @@ void PoolSet::EndScope(PoolId id, bool may_ask_device) {
   member.pool.EndScope(may_ask_device && MayQuiesce());
   Count(member);
   if (capture) --captures_;
+  if (member.lender != nullptr) EndLoanScope(member);
   EraseIfGone(id);
 }
 
@@ -106,6 +97,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
                         std::optional<CaptureId> capture, bool whole_pages) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
+  if (member.is_withdrawn) RenewLoan(member);
   if (!member.pool.in_scope()) {
     throw UsageError("cudagraph_pool: nothing may be allocated to pool " + ToString(id) +
                      " now: no capture and no use_pool block that fills it is open.");
@@ -165,6 +157,8 @@ PoolCheckpoint PoolSet::Checkpoint(PoolId id) {
 RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   const std::lock_guard lock(mutex_);
   Member& member = KnownAtRest(id);
+  WakeIfAsleep(member);
+  Withdraw(member);
   RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
   Count(member);
   for (const Block& block : delta.freed) usage_.Freed(block);
@@ -205,11 +199,12 @@ bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesc
 
 // Whether the pool has anything from the driver.
 bool PoolSet::HasMemory(const Member& member) const {
-  return member.pool.reserved_bytes() > 0 || member.pool.has_remains();
+  return member.pool.reserved_bytes() > 0 || member.pool.has_remains() || member.loan != nullptr;
 }
 
 bool PoolSet::CanTrim(const Member& member) const {
-  return member.users == 0 && !member.pool.in_scope();
+  const bool lends = member.loan != nullptr && member.loan->has_scope();
+  return member.users == 0 && !member.pool.in_scope() && !lends && member.lender == nullptr;
 }
 
 void PoolSet::EraseIfGone(PoolId id) {
@@ -233,11 +228,13 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
     if (only && id != *only) continue;
     Member& member = Known(id);
     const Pool& pool = member.pool;
-    if (CanTrim(member) && (pool.spare_bytes() > 0 || pool.has_remains())) due.push_back(&member);
+    const bool has_spare = pool.spare_bytes() > 0 || pool.has_remains() || member.loan != nullptr;
+    if (CanTrim(member) && has_spare) due.push_back(&member);
   }
   if (due.empty()) return 0;
   // Work that was submitted before may still use the pages.
   driver_.Quiesce();
+  for (Member* const member : due) EndLoan(*member);
   for (Member* const member : due) member->pool.PrepareGiveBack();
   // Nothing has changed so far, and nothing below throws but the driver.
   uint64_t bytes = 0;
@@ -305,13 +302,18 @@ int PoolSet::UseCount(PoolId id) const {
 std::vector<PoolId> PoolSet::ids() const {
   const std::lock_guard lock(mutex_);
   std::vector<PoolId> ids;
-  for (const auto& [id, member] : members_) ids.push_back(id);
+  for (const auto& [id, member] : members_) {
+    if (member->lender == nullptr) ids.push_back(id);
+  }
   return ids;
 }
 
 PoolStats PoolSet::Stats(PoolId id) const {
   const std::lock_guard lock(mutex_);
-  return Known(id).pool.Stats();
+  const Member& member = Known(id);
+  PoolStats stats = member.pool.Stats();
+  if (member.loan != nullptr) stats.lent_bytes = member.loan->pool.Stats().allocated_bytes;
+  return stats;
 }
 
 PoolSnapshot PoolSet::Snapshot(PoolId id) const {
@@ -400,6 +402,7 @@ void PoolSet::Check() const {
     extents += member->free_extents;
     unused += member->users == 0;
     CGP_CHECK(unused_.contains(id) == (member->users == 0));
+    CheckLoan(*member);
   }
   CGP_CHECK(unused == unused_.size());
   for (const auto& [id, reserved] : reserved_bytes_) {
@@ -410,7 +413,8 @@ void PoolSet::Check() const {
   CGP_CHECK(sum.allocated_bytes == usage_.all.bytes.current);
   CGP_CHECK(sum.requested_bytes == usage_.all.requested_bytes.current);
   CGP_CHECK(sum.reserved_bytes == usage_.reserved_bytes.current);
-  CGP_CHECK(sum.reserved_bytes - sum.allocated_bytes == usage_.free_bytes.current);
+  CGP_CHECK(usage_.free_bytes.current ==
+            sum.reserved_bytes - std::min(sum.reserved_bytes, sum.allocated_bytes));
   CGP_CHECK(handles == usage_.handles.current);
   CGP_CHECK(extents == usage_.free_extents.current);
   Address end = 0;
@@ -441,9 +445,11 @@ PoolSet::Member& PoolSet::KnownAtRest(PoolId id) const {
   return member;
 }
 
-PoolSet::Member& PoolSet::FindOrCreate(PoolId id) {
+PoolSet::Member& PoolSet::FindOrCreate(PoolId id, bool borrows) {
   if (const auto known = members_.find(id); known != members_.end()) return *known->second;
-  auto member = std::make_unique<Member>(id, driver_, options_);
+  PoolOptions options = options_;
+  options.borrows = borrows;
+  auto member = std::make_unique<Member>(id, driver_, options);
   const auto [reserved, is_new] = reserved_bytes_.try_emplace(id);
   member->reserved_bytes = &reserved->second;
   try {

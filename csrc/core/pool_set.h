@@ -108,6 +108,62 @@ class PoolSet {
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;
 
+  // --- Leases (leases/) ---
+  //
+  // Pages go away for a time, and their addresses stay. What is said here of graphs is of those
+  // whose capture scopes filled the pool. The caller refuses replays as BeginReplay() says.
+
+  // Names the pool's last capture scope that has ended, whose graph the caller knows: it will call
+  // DropCapture() once the graph is gone. 0 if there is none, or it is named already. Captures that
+  // nobody names need their pages as long as the pool has users.
+  uint64_t NameCapture(PoolId id);
+  // Never throws; an unknown pool or capture is none of ours any more.
+  void DropCapture(PoolId id, uint64_t capture) noexcept;
+
+  // Waits for the device and gives it all handles of the pool without a live byte or, without
+  // `keeps_live`, all handles. Addresses stay reserved, and blocks may be freed meanwhile. A pool
+  // that is asleep may be put to sleep again. If the driver fails, what went stays away, and the
+  // pool is asleep; then the first error is thrown. Throws UsageError if a scope of the pool is
+  // open, or a capture is under way on the device.
+  Leased Sleep(PoolId id, bool keeps_live);
+  // Makes all that is away anew, behind the same addresses; what it held is undefined. No-op if
+  // nothing is away. BeginScope() and Restore() do it first. Throws as Allocate(); the pool is
+  // asleep and whole then.
+  Leased Wake(PoolId id);
+
+  // A lease of the bytes of some live blocks. Release() takes the handles away in which these
+  // blocks have bytes, and no other live block. RestoreLease() brings them back, with undefined
+  // content. Errors as in Sleep() and Wake(). Lease() throws UsageError if no live block starts at
+  // an address, or they are not all of this pool. EndLease() brings all back, and forgets it.
+  uint64_t Lease(PoolId id, const std::vector<Address>& blocks);
+  Leased ReleaseLease(PoolId id, uint64_t lease);
+  Leased RestoreLease(PoolId id, uint64_t lease);
+  void EndLease(PoolId id, uint64_t lease);
+
+  // Gives back what no live block, no checkpoint and no graph that is still there needs, although
+  // the pool has users. Waits for the device. Errors as in Sleep(), but the pool stays awake.
+  Leased TrimToNeeds(PoolId id);
+
+  // Begins an eager scope in which the pool's free bytes are lent: blocks get whole free handles'
+  // bytes at addresses of their own, behind all work that the device has been given. Returns the
+  // pool of the loan, to which Allocate() and EndScope() go; Release() is not called for it.
+  // Allocate() throws OutOfMemoryError if what is free does not suffice: nothing is made. Throws
+  // UsageError if the pool is asleep or has an open scope, or a capture is under way on the device.
+  PoolId BeginLoan(PoolId id);
+  // What BeginLoan() returns. It is known while something of it is left, and not among ids(). No
+  // other pool has it: torch counts its ids from 0 and, for some of ours, from the other end.
+  static PoolId LoanOf(PoolId id) { return {id.first ^ uint64_t{1} << 63, id.second}; }
+
+  // The capture's graph (0: any of the pool's graphs that nobody has named) is about to be replayed
+  // on `stream`. Throws UsageError if the pool is asleep, or something that the graph needs is away
+  // or is lent to a live block. Else takes back what is free again, and lets the stream wait, on
+  // the device, for the work of those who borrowed.
+  void BeginReplay(PoolId id, uint64_t capture, StreamId stream);
+  // What BeginLoan() would lend now. O(pages).
+  uint64_t LendableBytes(PoolId id) const;
+  // The live blocks that borrow from the pool, for errors and reports.
+  std::vector<Block> Borrowed(PoolId id) const;
+
   // Lets `peer` access everything that is mapped, now and later. If the driver fails, `peer` may
   // have access to a part: another call does the rest.
   void EnablePeer(int peer);
@@ -149,7 +205,7 @@ class PoolSet {
 
   Member& Known(PoolId id) const;
   Member& KnownAtRest(PoolId id) const;
-  Member& FindOrCreate(PoolId id);
+  Member& FindOrCreate(PoolId id, bool borrows = false);
   void AddUser(Member& member);
   // Counts what has changed in its pool. Returns whether reserved_bytes or handles has a new peak.
   bool Count(Member& member);
@@ -165,6 +221,21 @@ class PoolSet {
   bool HasMemory(const Member& member) const;
   bool CanTrim(const Member& member) const;
   void UnmapStale(Member& member);
+
+  // --- leases/pool_set_leases.cc ---
+  Member& KnownToLease(PoolId id, const char* what);
+  void RethrowLeased(Member& member, const std::exception_ptr& error);
+  Leased WakeIfAsleep(Member& member);
+  [[noreturn]] void ThrowCannotWake(const Member& member, const DriverError& error) const;
+  void Lend(Member& lender);
+  void Withdraw(Member& lender);
+  void EndLoan(Member& lender);
+  void RenewLoan(Member& loan);
+  void EndLoanScope(Member& loan) noexcept;
+  void RefuseReplay(const Member& member, uint64_t capture) const;
+  void AwaitBorrowers(Member& member, StreamId stream);
+  void CheckLoan(const Member& member) const;
+  [[noreturn]] void ThrowNoLease(PoolId id, uint64_t lease) const;
   // Erases a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);
 

@@ -1,6 +1,7 @@
 // What pools are told, and what they report: plain values.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -14,6 +15,8 @@ struct PoolOptions {
   // The size of a page: a power-of-two multiple of the driver's granularity; 0: the granularity
   // itself.
   uint64_t page_bytes = 0;
+  // Its handles are those of another pool, which lends them (Pool::Adopt()).
+  bool borrows = false;
 };
 
 struct PoolStats {
@@ -33,6 +36,17 @@ struct PoolStats {
   uint64_t page_mappings = 0;
   uint64_t allocations = 0;  // since the pool was made
   uint64_t frees = 0;        // since the pool was made
+  bool asleep = false;
+  uint64_t away_bytes = 0;        // given to the device by leases; reserved_bytes is without them
+  uint64_t lent_bytes = 0;        // in live blocks that borrow
+  uint64_t unnamed_captures = 0;  // whose graphs nobody names, so their pages stay
+};
+
+// What a lease took or brought back.
+struct Leased {
+  uint64_t bytes = 0;
+  uint64_t handles = 0;
+  uint64_t mappings = 0;
 };
 
 // How much of something there is, the most there was, and how much came and went.
@@ -99,26 +113,26 @@ struct SetUsage {
   BlockUsage large;
   Gauge handles;         // of physical memory
   Gauge reserved_bytes;  // their bytes
-  Gauge free_bytes;      // in no block: reserved_bytes - all.bytes
+  Gauge free_bytes;      // in no block: reserved_bytes - all.bytes, or 0 while blocks are away
   Gauge free_extents;    // in how many spans these are
 
   // These two return whether anything but free_bytes and free_extents has a new peak.
   bool Allocated(const Block& block) {
-    free_bytes.Remove(block.bytes);
     bool raised = all.Add(block);
     raised |= OfSize(block).Add(block);
+    SetFree();
     return raised;
   }
   bool SetReserved(uint64_t handle_count, uint64_t bytes) {
-    free_bytes.Set(free_bytes.current + bytes - reserved_bytes.current);
     bool raised = handles.Set(handle_count);
     raised |= reserved_bytes.Set(bytes);
+    SetFree();
     return raised;
   }
   void Freed(const Block& block) {
     all.Remove(block);
     OfSize(block).Remove(block);
-    free_bytes.Add(block.bytes);
+    SetFree();
   }
 
   // function(gauge, the other's)
@@ -137,6 +151,10 @@ struct SetUsage {
   }
 
  private:
+  void SetFree() {
+    const uint64_t live = std::min(all.bytes.current, reserved_bytes.current);
+    free_bytes.Set(reserved_bytes.current - live);
+  }
   BlockUsage& OfSize(const Block& block) {
     return block.bytes <= kLargestSmallBlock ? small : large;
   }
@@ -163,6 +181,8 @@ struct PoolSnapshot {
   PoolStats stats;
   std::vector<LiveBlock> blocks;  // in the order of addresses
   std::vector<Range> ranges;
+  // Pages that stats.reserved_bytes is without: lent to another pool, or the device's.
+  std::vector<PageId> gone;
   // Free only for blocks that alternate (ring.h), at the latest when the capture ends. A piece may
   // go on through the pages that follow.
   std::vector<PhysicalPiece> ring;

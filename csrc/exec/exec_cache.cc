@@ -87,6 +87,19 @@ void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
   NoteLaunch(exec, std::move(run), launch);
 }
 
+void ExecCache::DropIdle() {
+  const std::lock_guard lock(mutex_);
+  std::vector<ExecNumber> idle;
+  for (const auto& [number, exec] : execs_) {
+    if (exec.leases.empty()) idle.push_back(number);
+  }
+  for (const ExecNumber number : idle) {
+    RememberRun(number);
+    table_.Destroyed(number);
+    DestroyHandle(number);
+  }
+}
+
 ExecCache::Stats ExecCache::stats() const {
   const std::lock_guard lock(mutex_);
   Stats stats{.execs = execs_.size(), .instantiations = instantiations_, .updates = updates_};

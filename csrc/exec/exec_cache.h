@@ -83,6 +83,9 @@ class ExecCache {
   // holds it is only made: making it ready would be captured.
   void Prepare(GraphNumber graph, const Launch& launch);
 
+  // Destroys all that no launch is using right now. They are made again when they are needed.
+  void DropIdle();
+
   Stats stats() const;
 
  private:

@@ -59,6 +59,7 @@ void BindValues(py::module_& module) {
 
   py::class_<cgp::PoolStats> stats(module, "PoolStats");
   for (const auto& [name, value] : cgp::kStatsFields) stats.def_readonly(name, value);
+  stats.def_readonly("asleep", &cgp::PoolStats::asleep);
 
   using cgp::PoolSnapshot;
   py::class_<PoolSnapshot::LiveBlock>(module, "LiveBlock")

@@ -41,6 +41,7 @@ cgp::PoolSet& Pools(DeviceIndex device, PoolId id) {
 py::dict ToDict(const cgp::PoolStats& stats) {
   py::dict result;
   for (const auto& [name, value] : cgp::kStatsFields) result[name] = stats.*value;
+  result["asleep"] = stats.asleep;
   return result;
 }
 
@@ -121,8 +122,12 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
               [](DeviceIndex device, PoolId id) { return Pools(device, id).Captures(id); });
   def_of_pool("use_count",
               [](DeviceIndex device, PoolId id) { return Pools(device, id).UseCount(id); });
-  def_of_pool("stats",
-              [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Stats(id)); });
+  def_of_pool("stats", [](DeviceIndex device, PoolId id) {
+    cgp::PoolSet& set = Pools(device, id);
+    py::dict stats = ToDict(set.Stats(id));
+    stats["lendable_bytes"] = set.LendableBytes(id);
+    return stats;
+  });
   def_of_pool("snapshot",
               [](DeviceIndex device, PoolId id) { return ToDict(Pools(device, id).Snapshot(id)); });
   m.def("pool_ids", [](DeviceIndex device) {
@@ -150,6 +155,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return sum;
   });
   cgp::BindExecs(m);
+  cgp::BindLeases(m);
   cgp::BindWeights(m);
   cgp::BindWorkspaces(m);
 }

@@ -8,6 +8,9 @@ namespace cgp {
 // ExecCache, SharedGraph: a file of their own, since torch.cuda.CUDAGraph's header compiles slowly.
 void BindExecs(pybind11::module_& m);
 
+// Sleep, wake, lend, trim and lease of pools, and what replays ask for that.
+void BindLeases(pybind11::module_& m);
+
 // read_weights: where the parameters and buffers of modules are.
 void BindWeights(pybind11::module_& m);
 

@@ -29,6 +29,9 @@ inline constexpr std::pair<const char*, uint64_t PoolStats::*> kStatsFields[] = 
     {"page_mappings", &PoolStats::page_mappings},
     {"allocations", &PoolStats::allocations},
     {"frees", &PoolStats::frees},
+    {"away_bytes", &PoolStats::away_bytes},
+    {"lent_bytes", &PoolStats::lent_bytes},
+    {"unnamed_captures", &PoolStats::unnamed_captures},
 };
 
 inline std::pair<uint64_t, uint64_t> ToPlain(PoolId id) { return {id.first, id.second}; }

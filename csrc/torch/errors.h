@@ -5,9 +5,25 @@
 #include <c10/util/Exception.h>
 
 #include <exception>
+#include <optional>
 #include <string>
 
+#include "core/base/error.h"
+
 namespace cgp {
+
+// What `ask`, a question to the pools, returns, or nothing if memory does not suffice.
+template <typename Ask>
+auto IfMemorySuffices(const Ask& ask) -> std::optional<decltype(ask())> {
+  try {
+    return ask();
+  } catch (const OutOfMemoryError&) {
+    return std::nullopt;
+  } catch (const DriverError& error) {
+    if (error.status() != DriverStatus::kOutOfMemory) throw;
+    return std::nullopt;
+  }
+}
 
 // Returns what `ask`, a question to the base, returns, or `otherwise` if the base does not support
 // it: CUDAPluggableAllocator has neither statistics nor fractions. It says so by a plain

@@ -46,17 +46,11 @@ struct CheckpointOfOurs final : cca::AllocatorState {
   std::shared_ptr<cca::AllocatorState> of_side_pool;
 };
 
-// nullopt if memory does not suffice.
 std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
-  try {
+  return IfMemorySuffices([&] {
     return pools.set.Allocate(request.id, request.bytes, request.stream, request.capture,
                               request.whole_pages);
-  } catch (const OutOfMemoryError&) {
-    return std::nullopt;
-  } catch (const DriverError& error) {
-    if (error.status() != DriverStatus::kOutOfMemory) throw;
-    return std::nullopt;
-  }
+  });
 }
 
 }  // namespace
@@ -77,6 +71,10 @@ DataPtr GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream,
     const DeviceIndex device = CurrentDevice();
     const cudaStream_t stream = ask_stream(device);
     target = routes_.Match(device, stream);
+    if (target && target->kind == ScopeKind::kLoan) {
+      if (const auto block = Borrow(*target, bytes, stream)) return ToData(*block, device);
+      target.reset();
+    }
     if (target && target->pools != nullptr) {
       return ToData(AllocateInPool(*target, bytes, stream), device);
     }
@@ -119,7 +117,7 @@ DataPtr GraphAllocator::allocateWithAddress(size_t bytes, void* address) {
     const auto target = routes_.Match(device, CurrentStream(device));
     // The base's memory cannot serve it: it would not stay for the graph.
     TORCH_CHECK(
-        !target || target->pools == nullptr,
+        !target || target->pools == nullptr || target->kind == ScopeKind::kLoan,
         "graph pool " + ToString(target ? target->id : PoolId{}) +
             " chooses the addresses of its blocks itself and cannot give " + Size(bytes) + " at " +
             Hex(reinterpret_cast<Address>(address)) +
@@ -177,6 +175,15 @@ std::optional<Block> GraphAllocator::TryWatched(DevicePools& pools, const Reques
   return block;
 }
 
+std::optional<Block> GraphAllocator::Borrow(const Target& loan, size_t bytes, cudaStream_t stream) {
+  if (routes_.capturing()) return std::nullopt;  // nothing may be ordered behind all work then
+  const History::Telling telling(history_);
+  History::Context context = history_.Gather(History::When::STATE);
+  const auto block = TryWatched(*loan.pools, {loan.id, bytes, ToStreamId(stream)});
+  if (block) Announce(base_, {loan.pools, loan.id, *block}, std::move(context));
+  return block;
+}
+
 std::optional<DevicePools::Owned> GraphAllocator::AllocateOnOom(size_t bytes, DeviceIndex device,
                                                                 cudaStream_t stream) {
   if (IsCapturing(stream)) return std::nullopt;  // no graph would hold it
@@ -189,8 +196,10 @@ std::optional<DevicePools::Owned> GraphAllocator::AllocateOnOom(size_t bytes, De
     });
     if (owned) Announce(base_, *owned, std::move(context));
     return owned;
-  } catch (const DriverError&) {
-    return std::nullopt;  // the base's error is the one to report
+  } catch (const DriverError&) {  // the base's error is the one to report
+    return std::nullopt;
+  } catch (const UsageError&) {  // somebody captures without torch
+    return std::nullopt;
   }
 }
 
@@ -362,6 +371,7 @@ cca::CheckpointDelta GraphAllocator::setCheckpointPoolState(
   const History::Telling telling(history_);
   // Trees also go back after a failed graph.
   scopes_.EndFailed(device, {ours->id.first, ours->id.second});
+  scopes_.Rouse(device, {ours->id.first, ours->id.second});
   // This comes first: the base could refuse only after ours has been restored.
   TORCH_CHECK(!ours->side_pool || ours->side_pool == scopes_.side_pools().Find(device, ours->id),
               "the checkpoint is of graph pool " + ToString(ours->id) +

@@ -186,14 +186,16 @@ class GraphAllocator final : public CUDAAllocator {
 
  private:
   // Allocates in one of our pools, if a route leads there; else as `ask_base` does. If no route
-  // takes it and the base has no memory, a use_on_oom MemPool of ours is asked.
+  // takes it and the base has no memory, AllocateOnOom() is asked.
   template <typename AskStream, typename AskBase>
   DataPtr Allocate(size_t bytes, const AskStream& ask_stream, const AskBase& ask_base);
   Block AllocateInPool(const Target& target, size_t bytes, cudaStream_t stream);
   // Allocates, with what the base has to be asked and told before. nullopt if memory does not
   // suffice; MeteredDriver says whether the fraction is why.
   std::optional<Block> TryWatched(DevicePools& pools, const Request& request);
-  // A block of a use_on_oom pool, for what no route takes and the base has no memory for.
+  // A block of what a pool lends, if that suffices.
+  std::optional<Block> Borrow(const Target& loan, size_t bytes, cudaStream_t stream);
+  // A block of a use_on_oom pool, or of one that lends on OOM, for what no route takes and the base has no memory for.
   std::optional<DevicePools::Owned> AllocateOnOom(size_t bytes, DeviceIndex device,
                                                   cudaStream_t stream);
 

@@ -78,6 +78,8 @@ std::unique_ptr<Driver> MakeDriver(int device) {
 
 void SetExportable(bool exportable) { exports = exportable; }
 
+bool Exports() { return exports; }
+
 void RequireDriverSupport(int device, bool exportable) {
   std::string reason = "its driver cannot export memory as file descriptors; leave exportable out";
   try {

@@ -63,6 +63,7 @@ std::unique_ptr<Driver> MakeDriver(int device);
 
 // Whether memory that drivers of MakeDriver() make from now on can be exported to other processes.
 void SetExportable(bool exportable);
+bool Exports();
 
 // Throws std::runtime_error with the reason if MakeDriver() would fail, or if memory must be
 // `exportable` and cannot be.

@@ -150,6 +150,10 @@ class Captures:
         """Of the pool. It does not ask the device, which a small capture would feel."""
         return dict(self.pool._adapter.stats(self.device.index, self.pool.id))
 
+    def trim(self) -> None:
+        """Gives back what only graphs needed that are gone."""
+        self.pool.trim()
+
     def device_bytes(self) -> int:
         """What nobody else can have of the device now. Also of a pool that was closed."""
         free, total = torch.cuda.mem_get_info(self.device)

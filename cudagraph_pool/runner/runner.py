@@ -6,13 +6,14 @@ import itertools
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal, NoReturn
 
 import torch
 from torch.autograd import forward_ad
 from tqdm import tqdm
 
+from .._leases import Keep
 from .._shared_exec import _EXEC_BUDGET
 from ..pools import GraphPool, _require_pool
 from ..sizes import Buckets, Size, cost, shown
@@ -79,7 +80,10 @@ class GraphRunner:
         clone_outputs (bool): Return copies, which stay as they are. Default: ``False``.
         lazy (bool): Capture a size when it is first used, as ``"auto"`` does. Default: ``False``.
         max_graphs (int, optional): The most sizes that are captured at a time, for ``lazy`` and
-            ``"auto"``; the least recently used goes first. Default: all.
+            ``"auto"``; the least recently used goes first, with the memory that no other graph and
+            no tensor needs. Default: all.
+        max_bytes (int, optional): The most that the pool holds after captures, likewise. What
+            executables take beside it is in :meth:`report`. Default: no limit.
         padding (float): For ``"auto"``. Default: 0.25.
         progress (bool): Show a progress bar while sizes are captured. Default: ``True``.
 
@@ -104,6 +108,7 @@ class GraphRunner:
         clone_outputs: bool = False,
         lazy: bool = False,
         max_graphs: int | None = None,
+        max_bytes: int | None = None,
         padding: float = 0.25,
         progress: bool = True,
     ) -> None:
@@ -120,18 +125,20 @@ class GraphRunner:
                 raise ValueError(f"{name} is {choice!r}, but must be one of {known}")
         buckets = Buckets(sizes, dim, padding)
         self._lazy = lazy or not buckets.listed
-        most = 1 if max_graphs is None else max_graphs
-        for name, number, least in (("warmup", warmup, 0), ("max_graphs", most, 1)):
-            if not isinstance(number, int):
+        limits = (("max_graphs", max_graphs), ("max_bytes", max_bytes))
+        for name, number in (("warmup", warmup), *limits):
+            least = int(name != "warmup")
+            if number is not None and not isinstance(number, int):
                 raise TypeError(f"{name} is {number!r}, but must be an integer")
-            if number < least:
+            if number is not None and number < least:
                 raise ValueError(f"{name} is {number}, but must be {least} or more")
-        if max_graphs is not None and not self._lazy:
-            raise ValueError(f"max_graphs is {max_graphs}: it needs lazy=True or sizes='auto'")
+        for name, number in limits:
+            if number is not None and not self._lazy:
+                raise ValueError(f"{name} is {number}: it needs lazy=True or sizes='auto'")
         self._overflow, self._listed = overflow, buckets.listed
         if order != "given":
             self._listed = sorted(self._listed, key=cost, reverse=order == "largest_first")
-        self._max_graphs, self._progress = max_graphs, progress
+        self._max_graphs, self._max_bytes, self._progress = max_graphs, max_bytes, progress
         captures = self._new_captures(pool, shared_exec, own_workspace)
         signature = Signature(function, captures.device)
         self._setup = Setup(signature, captures, buckets, dim, pad, warmup, clone_outputs)
@@ -177,6 +184,16 @@ class GraphRunner:
             self._plans.clear()
             signature = Signature(self._setup.signature.function, self._setup.captures.device)
             self._setup = self._setup._replace(signature=signature)
+
+    def sleep(self, keep: Keep = "live") -> int:
+        r"""Let the pool sleep as :meth:`GraphPool.sleep`. Calls raise errors until :meth:`wake`."""
+        with self._alone():
+            return self._setup.captures.pool.sleep(keep)
+
+    def wake(self) -> None:
+        r"""Wake the pool, as :meth:`GraphPool.wake`."""
+        with self._alone():
+            self._setup.captures.pool.wake()
 
     def report(self) -> Report:
         r"""Return what each size cost and gains: a list, which printed is a table."""
@@ -285,11 +302,22 @@ class GraphRunner:
         self._plans.clear()  # those of graphs that were replaced, too
 
     def _make_room(self) -> None:
-        """Lets the graph go that was not used for the longest time, if there are too many."""
-        programs = self._programs.values()
+        """Lets graphs go that were not used for the longest time, if there is too much of them."""
+        captures, programs = self._setup.captures, self._programs.values()
         used = [(p.captured[size].last_used, p, size) for p in programs for size in p.captured]
-        if self._max_graphs is not None and len(used) > self._max_graphs:
-            _, program, oldest = min(used, key=lambda entry: entry[0])
-            self._setup.captures.synchronize()
+        used.sort(key=lambda entry: entry[0], reverse=True)
+        most, limit = self._max_graphs or len(used), self._max_bytes
+        while used and (
+            len(used) > most or (limit and (held := captures.stats()["reserved_bytes"]) > limit)
+        ):
+            _, program, oldest = used.pop()
+            captures.synchronize()
             del program.captured[oldest]
-            self._programs = {variant: p for variant, p in self._programs.items() if p.captured}
+            with nullcontext() if limit else suppress(RuntimeError):  # others may have its pages
+                captures.trim()
+        self._programs = {variant: p for variant, p in self._programs.items() if p.captured}
+        if not used:
+            raise RuntimeError(
+                f"the pool holds {held:,} bytes with the graph of size {shown(oldest)} alone, but "
+                f"max_bytes is {limit:,}: raise it, or let go of what else lies in the pool"
+            )

@@ -49,6 +49,8 @@ class PoolCost:
     map: MemoryMap | None = None  # where everything lay
     order: str = ""  # of a trace's graphs
     source: str = ""  # on what a trace was recorded
+    away: int = 0  # that it has given to the device until it wakes
+    lendable: int = 0  # that it could lend now
 
     @property
     def saved(self) -> int | None:
@@ -69,16 +71,21 @@ class PoolCost:
             return f"{text}, where a pool for each would take {mib(self.apart)} MiB"
         return text
 
-    def of_largest(self) -> str:
-        """What the others take beside it, as a sentence."""
-        if len(self.graphs) < 2:
-            return ""
-        largest = max(self.graphs, key=lambda graph: graph.needed)
-        more = max(0, self.reserved - largest.needed)
-        return (
-            f"its largest graph ({largest.name}) needs {mib(largest.needed)} MiB alone; all "
-            f"{len(self.graphs):,} together take {mib(more)} MiB more"
-        )
+    def beside(self) -> list[str]:
+        """What else can be said, in sentences."""
+        said = []
+        if len(self.graphs) > 1:
+            largest = max(self.graphs, key=lambda graph: graph.needed)
+            more = max(0, self.reserved - largest.needed)
+            said.append(
+                f"its largest graph ({largest.name}) needs {mib(largest.needed)} MiB alone; all "
+                f"{len(self.graphs):,} together take {mib(more)} MiB more"
+            )
+        if self.away:
+            said.append(f"it has given {mib(self.away)} MiB away until it wakes")
+        elif self.lendable:
+            said.append(f"it could lend {mib(self.lendable)} MiB now, or give them away in a sleep")
+        return said
 
     def as_json(self) -> dict[str, Any]:
         """See docs/api.md."""
@@ -149,6 +156,8 @@ def of_pool(pool: Mapping[str, Any], drawn: MemoryMap | None) -> PoolCost:
         _apart(costs),
         execs=pool.get("execs") or None,
         map=drawn,
+        away=pool.get("away_bytes", 0),
+        lendable=pool.get("lendable_bytes", 0),
     )
 
 

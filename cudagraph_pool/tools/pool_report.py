@@ -50,7 +50,7 @@ class PoolReport:
         table = format_table(rows, _word_columns(rows))
         lines += ["", table, "", textwrap.fill(_LEGEND, 80), ""]
         for pool in self.pools:
-            lines += [pool.headline(), *(f"  {said}" for said in [pool.of_largest()] if said)]
+            lines += [pool.headline(), *(f"  {said}" for said in pool.beside())]
         return "\n".join([*lines, *_in_all(self.pools)]).lstrip("\n")
 
     def as_json(self) -> dict[str, Any]:

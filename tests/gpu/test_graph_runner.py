@@ -9,7 +9,7 @@ import pytest
 
 import cudagraph_pool as cgp
 
-from .work import PAGE, adapter, torch
+from .work import PAGE, adapter, chain, fresh, torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,6 +96,19 @@ def test_gradients_are_those_of_eager() -> None:
             found.append([x.grad.clone(), *(p.grad.clone() for p in net.parameters())])
         for a, b in zip(*found, strict=True):
             torch.testing.assert_close(a, b, **({} if n == 5 else {"rtol": 0, "atol": 0}))
+
+
+def test_a_runner_stays_below_its_limit() -> None:
+    pool, limit = cgp.GraphPool(), 12 << 20
+    run = runner(chain, [500, 1000, 3000], lazy=True, max_bytes=limit, pool=pool)
+    for rows in (500, 1000, 3000, 1000, 500):
+        x = fresh(rows, seed=rows)
+        if rows == 3000:
+            with pytest.raises(RuntimeError, match="max_bytes"):
+                run(x)
+        else:
+            assert torch.equal(run(x), chain(x))
+        assert pool.stats()["reserved_bytes"] <= limit
 
 
 def test_calls_on_several_streams() -> None:

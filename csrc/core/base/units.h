@@ -72,7 +72,9 @@ constexpr Id& operator++(Id& id) {
 
 enum class ScopeKind : uint8_t {
   kCapture,  // the streams that allocate are capturing a graph
-  kEager,    // they run what is submitted at once
+  kEager,    // they run what is submitted at once, behind all replays (torch.compile's warm-ups)
+  kApart,    // they run at once, and take no byte that a graph needs
+  kLoan,     // they run at once, and take what the pool lends, behind all replays
 };
 
 // What one allocation got: addresses [address, address + bytes).

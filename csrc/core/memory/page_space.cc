@@ -75,11 +75,15 @@ void PageSpace::OpenFence(FenceId fence, FenceId now) {
   }
 }
 
-void PageSpace::Hold(PageId end_page, FenceId fence) {
-  for (auto p = begins_.Next(0); p && *p < Index(end_page); p = begins_.Next(*p + 1)) {
+void PageSpace::Hold(const IndexSet& pages, FenceId fence) {
+  for (auto p = begins_.Next(0); p; p = begins_.Next(*p + 1)) {
+    const bool held = pages.Contains(*p);
     for (NodeId id = pages_[*p].first; id != NodeId::kNone; id = at(id).next) {
-      if (at(id).used()) continue;
-      if (end(id) > end_page) SplitAt(id, end_page, 0);
+      if (at(id).used() || at(id).fence == fence) continue;
+      const uint32_t limit = Index(end(id));
+      const uint32_t stop = held ? pages.NextMissing(*p, limit) : pages.Next(*p).value_or(limit);
+      if (stop < limit) SplitAt(id, PageId{stop}, 0);
+      if (!held) continue;
       SetFence(id, fence);
       id = Join(id);
     }

@@ -29,15 +29,17 @@ namespace cgp {
 
 // Names what must have happened before free bytes may be taken; fences.h knows what each number
 // means. kOpen: nothing. kRing: only blocks that alternate may take them (ring.h). kRingLater: the
-// same, once the capture ends. kUsed: they are not free.
+// same, once the capture ends. kLeased: a lease has their pages, so nobody takes them before it
+// ends. kUsed: they are not free.
 enum class FenceId : uint32_t {
   kOpen = 0,
   kRing = 1,
   kRingLater = 2,
+  kLeased = 3,
   kUsed = std::numeric_limits<uint32_t>::max()
 };
-// How many always exist: kOpen, kRing and kRingLater. The others come and go (fences.h).
-inline constexpr std::size_t kNamedFences = 3;
+// How many always exist: those named but kUsed. The others come and go (fences.h).
+inline constexpr std::size_t kNamedFences = 4;
 
 enum class NodeId : uint32_t { kNone = std::numeric_limits<uint32_t>::max() };
 
@@ -135,9 +137,9 @@ class PageSpace {
   // survives. O(nodes behind it). pre: not kOpen; ReserveFence(now).
   void OpenFence(FenceId fence, FenceId now = FenceId::kOpen);
 
-  // Puts the free bytes of the pages before `end` behind the fence, joining neighbours as
-  // OpenFence() does. pre: ReserveFence(fence), and ReservePages(0).
-  void Hold(PageId end, FenceId fence);
+  // Puts the free bytes of the pages behind the fence, joining neighbours as OpenFence() does. pre:
+  // `pages` has room for all; ReserveFence(fence), and ReservePages(0).
+  void Hold(const IndexSet& pages, FenceId fence);
 
   // Renumbers page p to number[p]. Pages numbered RangeTable::Renumbering::kGone, which are free,
   // go. pre: the numbers of the others follow one another from 0.

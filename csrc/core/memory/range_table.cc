@@ -52,8 +52,8 @@ class RangeTable::Undo {
   RangeTable& table_;
 };
 
-RangeTable::RangeTable(Driver& driver, Granules page_size)
-    : driver_(driver), page_bytes_(page_size.bytes()) {}
+RangeTable::RangeTable(Driver& driver, Granules page_size, bool borrows)
+    : driver_(driver), page_bytes_(page_size.bytes()), borrows_(borrows) {}
 
 // What the driver does not take back is leaked: a destructor can tell nobody.
 RangeTable::~RangeTable() {
@@ -136,10 +136,20 @@ void RangeTable::CreateHandle(uint32_t pages, Undo& undo) {
   ReserveMore(handles_, 1);
   ReserveMore(pages_, pages);
   row_begins_.Resize(static_cast<uint32_t>(pages_.capacity()));
-  const Handle handle = driver_.Create(pages * page_bytes_);
+  const Handle handle = borrows_ ? TakeOffered(pages) : driver_.Create(pages * page_bytes_);
   handles_.push_back({.handle = handle, .first = first, .pages = pages});
   pages_.resize(pages_.size() + pages, Page{number, {}});
   ++undo.created;
+}
+
+Handle RangeTable::TakeOffered(uint32_t pages) {
+  if (offered_.empty()) {
+    throw DriverError(DriverStatus::kOutOfMemory, "a loan", 0, "nothing more is lent",
+                      pages * page_bytes_, driver_.device());
+  }
+  const Handle handle = offered_.front();
+  offered_.erase(offered_.begin());
+  return handle;
 }
 
 uint32_t RangeTable::RoomInFront(uint32_t pages) { return (pages + kVpageGroup) / 2; }
@@ -191,15 +201,57 @@ std::optional<AddressSpan> RangeTable::ReservationAround(Address address) const 
 
 void RangeTable::RefreshAccess() {
   for (const Range& range : ranges_) {
-    driver_.SetAccess(range.address + range.mapped_begin * page_bytes_,
-                      range.mapped() * page_bytes_);
+    for (VirtualPage vpage = range.begin(); vpage < range.end();) {
+      const auto is_there = [&] { return vpage < range.end() && is_present(page_at(vpage)); };
+      const VirtualPage begin = vpage;
+      while (is_there()) ++vpage;
+      if (begin < vpage) {
+        driver_.SetAccess(AddressOf({begin}), (Index(vpage) - Index(begin)) * page_bytes_);
+      }
+      while (vpage < range.end() && !is_there()) ++vpage;
+    }
   }
+}
+
+bool RangeTable::Evict(PageId page, std::exception_ptr* error) noexcept {
+  PhysicalHandle& handle = handles_[pages_[Index(page)].handle];
+  const std::vector<VirtualPage>& vpages = vpages_of(handle.first);
+  for (; handle.unmapped < vpages.size(); ++handle.unmapped) {
+    const Address address = AddressOf({vpages[handle.unmapped]});
+    if (!Attempt([&] { driver_.Unmap(address, handle.pages * page_bytes_); }, error)) return false;
+  }
+  handle.denied = false;
+  if (handle.released) return true;
+  if (!Release(handle, error)) return false;
+  handle.released = true;
+  away_pages_ += handle.pages;
+  ++away_handles_;
+  return true;
+}
+
+void RangeTable::BringBack(PageId page) {
+  PhysicalHandle& handle = handles_[pages_[Index(page)].handle];
+  const uint64_t bytes = handle.pages * page_bytes_;
+  if (handle.released) {
+    handle.handle = driver_.Create(bytes);
+    handle.released = false;
+    away_pages_ -= handle.pages;
+    --away_handles_;
+  }
+  const std::vector<VirtualPage>& vpages = vpages_of(handle.first);
+  for (; handle.unmapped > 0; --handle.unmapped) {
+    driver_.Map(AddressOf({vpages[handle.unmapped - 1]}), bytes, handle.handle);
+    handle.denied = true;
+  }
+  if (!handle.denied) return;
+  for (const VirtualPage vpage : vpages) driver_.SetAccess(AddressOf({vpage}), bytes);
+  handle.denied = false;
 }
 
 bool RangeTable::Release(const PhysicalHandle& handle, std::exception_ptr* error) noexcept {
   const auto shows = [&](const Mapping& mapping) { return mapping.handle == handle.handle; };
   return std::ranges::none_of(stuck_mappings_, shows) &&
-         Attempt([&] { driver_.Release(handle.handle); }, error);
+         (borrows_ || Attempt([&] { driver_.Release(handle.handle); }, error));
 }
 
 bool RangeTable::BeginsRow(uint32_t page) const {
@@ -252,10 +304,14 @@ void RangeTable::Check() const {
   CGP_CHECK(ranges == range_count());
 
   uint64_t mappings = 0;
+  uint64_t away = 0;
   uint32_t end = 0;
   for (uint32_t h = 0; h < handles_.size(); ++h) {
     const PhysicalHandle& handle = handles_[h];
     CGP_CHECK(Index(handle.first) == end && handle.pages > 0);
+    CGP_CHECK(handle.lease != kNoLease || is_present(handle.first));
+    CGP_CHECK(!handle.released || handle.unmapped == vpages_of(handle.first).size());
+    away += handle.released ? handle.pages : 0;
     end += handle.pages;
     mappings += vpages_of(handle.first).size();
     for (uint32_t page = Index(handle.first); page < end; ++page) {
@@ -263,7 +319,7 @@ void RangeTable::Check() const {
       CGP_CHECK(page == Index(handle.first) || !BeginsRow(page));
     }
   }
-  CGP_CHECK(end == page_count() && mappings == mapping_count_);
+  CGP_CHECK(end == page_count() && mappings == mapping_count_ && away == away_pages_);
 }
 
 }  // namespace cgp

@@ -21,9 +21,13 @@
 //   sum of |vpages_of(p)| == sum of the ranges' mapped lengths
 //   p is in row_begins_  <=>  p or the page before it stands somewhere without the other beside it
 //   sum of reservations_[i].ranges == range_count(); each range's addresses lie in its reservation
+//   away_pages() == sum of pages over handles that are released
 // This is a resource: what Map() adds stays until Shrink() or the destructor unmaps it. Shrink()
 // renumbers what is left, so pages, virtual pages and ranges are always counted from 0 without a
 // gap. A range that loses mappings in its middle becomes several ranges of one reservation.
+//
+// A handle that a lease has (leases/) may be evicted: its memory is the device's, while its virtual
+// pages stay what they are. BringBack() puts new memory behind them.
 #pragma once
 
 #include <cstdint>
@@ -39,6 +43,10 @@
 #include "core/driver.h"
 
 namespace cgp {
+
+// Names who has a handle's pages for a time.
+using LeaseId = uint32_t;
+inline constexpr LeaseId kNoLease = 0;
 
 // Where bytes begin: `offset` granules into the virtual page. They go on through those that follow.
 struct Placement {
@@ -97,8 +105,7 @@ class RangeTable {
     uint32_t room_front = 0;
     uint32_t room_back = 0;
     uint32_t reservation = 0;
-    bool pinned = false;  // a captured graph or a checkpoint may use its addresses again
-    bool apart = false;   // see MappingPlan::room
+    bool apart = false;  // see MappingPlan::room
 
     uint32_t mapped() const { return mapped_end - mapped_begin; }
     VirtualPage begin() const { return first + mapped_begin; }
@@ -112,7 +119,8 @@ class RangeTable {
   // whole pool. They are 8 GiB of pages of 2 MiB; a process has 128 TiB of addresses.
   static constexpr uint32_t kRoomOfFirst = 4096;
 
-  RangeTable(Driver& driver, Granules page_size);
+  // If it `borrows`, its new handles are those of Offer(), and it releases none.
+  RangeTable(Driver& driver, Granules page_size, bool borrows = false);
   ~RangeTable();
   RangeTable(const RangeTable&) = delete;
   RangeTable& operator=(const RangeTable&) = delete;
@@ -142,9 +150,6 @@ class RangeTable {
   //
   // Shrink() does not throw: PrepareShrink() makes room for it, and for no other change of the
   // table.
-  //
-  // It does not throw: PrepareShrink() makes room for it, and for nothing else that changes the
-  // table.
   class Shrinking;
   std::shared_ptr<Shrinking> PrepareShrink(std::vector<bool> keep);
   Renumbering Shrink(Shrinking& prepared) noexcept;
@@ -160,8 +165,30 @@ class RangeTable {
   // Whether the driver failed to take back something that nobody has mapped.
   bool has_remains() const;
 
-  void Pin(VirtualPage vpage) { ranges_[Index(range_of(vpage))].pinned = true; }
-  void UnpinAll();
+  // --- Leases ---
+
+  // The handles that the next Map() gets as new ones, in the order of its plan. They are somebody
+  // else's, who releases them once this table has unmapped them. pre: the table borrows.
+  void Offer(std::vector<Handle> handles) { offered_ = std::move(handles); }
+
+  bool borrows() const { return borrows_; }
+
+  LeaseId lease_of(PageId page) const { return handles_[pages_[Index(page)].handle].lease; }
+  void SetLease(PageId page, LeaseId lease) { handles_[pages_[Index(page)].handle].lease = lease; }
+  Handle physical(PageId page) const { return handles_[pages_[Index(page)].handle].handle; }
+  // Whether all its memory and mappings are there.
+  bool is_present(PageId page) const {
+    const PhysicalHandle& handle = handles_[pages_[Index(page)].handle];
+    return !handle.released && !handle.denied && handle.unmapped == 0;
+  }
+  // Unmaps the page's handle everywhere, and releases it. Returns whether the driver did all of it,
+  // and notes its first error. Another call goes on where this one ended. pre: the device has
+  // finished with it, and nothing captures.
+  bool Evict(PageId page, std::exception_ptr* error) noexcept;
+  // Undoes Evict(), with memory of undefined content. After an error another call goes on where
+  // this one ended. Capture-legal.
+  void BringBack(PageId page);
+  uint64_t away_pages() const { return away_pages_; }
 
   // Ranges by their addresses, for many look-ups; valid until the next Map() or Shrink().
   using AddressIndex = std::map<Address, RangeId>;
@@ -178,9 +205,9 @@ class RangeTable {
   Granules page_size() const { return Granules(page_bytes_ / kGranuleBytes); }
   uint32_t page_count() const { return static_cast<uint32_t>(pages_.size()); }
   // Includes those that the driver failed to take back.
-  std::size_t handle_count() const { return handles_.size() + unreleased_.size(); }
+  std::size_t handle_count() const { return handles_.size() + unreleased_.size() - away_handles_; }
   uint32_t range_count() const { return static_cast<uint32_t>(ranges_.size()); }
-  // How many handles are mapped, each counted once for each mapping.
+  // How many handles are mapped, each counted once for each mapping. Those away count too.
   uint64_t mapping_count() const { return mapping_count_; }
   uint32_t vpage_limit() const { return static_cast<uint32_t>(page_at_.size()); }
 
@@ -225,6 +252,11 @@ class RangeTable {
     Handle handle{};
     PageId first{};
     uint32_t pages = 0;
+    LeaseId lease = kNoLease;
+    // Of the first page's vpages so many, the first ones, are not mapped now.
+    uint32_t unmapped = 0;
+    bool denied = false;    // some that are mapped may have no access
+    bool released = false;  // the device has its memory
   };
 
   struct Mapping {
@@ -258,10 +290,13 @@ class RangeTable {
   static uint32_t RoomInFront(uint32_t pages);
   uint32_t CapacityFor(const MappingPlan& plan) const;  // of a new range
   void CreateHandle(uint32_t pages, Undo& undo);
+  Handle TakeOffered(uint32_t pages);
   RangeId ReserveRange(const MappingPlan& plan, Undo& undo);
 
   Driver& driver_;
   const uint64_t page_bytes_;
+  const bool borrows_;
+  std::vector<Handle> offered_;
   std::vector<Page> pages_;
   IndexSet row_begins_;  // nothing is said of pages from page_count() on
   std::vector<PhysicalHandle> handles_;
@@ -272,6 +307,8 @@ class RangeTable {
   std::vector<PageId> page_at_;          // by virtual page
   std::vector<RangeId> range_of_group_;  // by virtual page / kVpageGroup
   uint64_t mapping_count_ = 0;
+  uint64_t away_pages_ = 0;
+  uint64_t away_handles_ = 0;
   std::vector<Mapping> stuck_mappings_;  // that an undo failed to unmap
 };
 

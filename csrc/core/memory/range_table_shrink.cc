@@ -17,7 +17,7 @@ class RangeTable::Shrinking {
 
   Renumbering Run() noexcept {
     RetryRemains();
-    for (const PhysicalHandle& handle : table_.handles_) LetGoOf(handle);
+    for (PhysicalHandle& handle : table_.handles_) LetGoOf(handle);
     for (Reservation& reservation : table_.reservations_) reservation.ranges = 0;
     for (const Range& range : table_.ranges_) MovePieces(range);
     MoveHandles();
@@ -31,7 +31,7 @@ class RangeTable::Shrinking {
     return RangeTable::Attempt(call, &result_.error);
   }
   void RetryRemains() noexcept;
-  void LetGoOf(const PhysicalHandle& handle) noexcept;
+  void LetGoOf(PhysicalHandle& handle) noexcept;
   void MovePieces(const Range& range) noexcept;
   void MoveHandles() noexcept;
   void FreeReservations() noexcept;
@@ -65,19 +65,30 @@ void RangeTable::Shrinking::RetryRemains() noexcept {
   });
 }
 
-void RangeTable::Shrinking::LetGoOf(const PhysicalHandle& handle) noexcept {
+void RangeTable::Shrinking::LetGoOf(PhysicalHandle& handle) noexcept {
   const uint64_t bytes = handle.pages * table_.page_bytes_;
   bool mapped = false;
+  uint32_t stay_unmapped = 0;
+  uint32_t number = 0;
   for (const VirtualPage vpage : table_.vpages_of(handle.first)) {
+    const bool unmapped = number++ < handle.unmapped;
     if (!keep_[Index(vpage)] &&
-        Attempt([&] { table_.driver_.Unmap(table_.AddressOf({vpage}), bytes); })) {
+        (unmapped || Attempt([&] { table_.driver_.Unmap(table_.AddressOf({vpage}), bytes); }))) {
       --table_.mapping_count_;
     } else {
       mapped = true;
+      stay_unmapped += unmapped ? 1 : 0;
       std::fill_n(keep_.begin() + Index(vpage), handle.pages, true);
     }
   }
-  if (!mapped && !table_.Release(handle, &result_.error)) table_.unreleased_.push_back(handle);
+  handle.unmapped = stay_unmapped;
+  if (mapped) return;
+  if (handle.released) {
+    table_.away_pages_ -= handle.pages;
+    --table_.away_handles_;
+  } else if (!table_.Release(handle, &result_.error)) {
+    table_.unreleased_.push_back(handle);
+  }
 }
 
 // Each run of virtual pages that stay mapped becomes a range, with the room up to the next one.
@@ -175,10 +186,6 @@ uint32_t RangeTable::MostVpagesAfterShrink() const {
 bool RangeTable::has_remains() const {
   return !unreleased_.empty() || !stuck_mappings_.empty() ||
          std::ranges::any_of(reservations_, [](const auto& one) { return one.ranges == 0; });
-}
-
-void RangeTable::UnpinAll() {
-  for (Range& range : ranges_) range.pinned = false;
 }
 
 RangeTable::AddressIndex RangeTable::ByAddress() const {

@@ -58,6 +58,8 @@ void SharedSpace::Take(Site& site, Granules length) {
 void SharedSpace::Give(const Site& site, Granules length, FenceId fence) {
   const bool large = length >= page_size();
   ForEachNode(site, length, [&](NodeId id) { GivePiece(id, fence, large); });
+  // What waits for other work on these bytes may end: while they were away there was none.
+  if (has_leased_) Hold(leased_, FenceId::kLeased);
 }
 
 // Takes a piece below a page. pre: `within` holds the granule at `offset` of the page, and all
@@ -127,6 +129,7 @@ VirtualPage SharedSpace::Map(const MappingPlan& plan) {
   const uint32_t count = ranges_.PagesOf(plan);
   const uint32_t new_pages = plan.new_pages();
   space_.ReservePages(new_pages);
+  leased_.Resize(space_.page_count() + new_pages);
   for (const auto& list : free_lists_) {
     list->MakeRoomForMapping(new_pages, ranges_.MostVpagesAfter(plan), ranges_.range_count() + 1);
   }
@@ -147,13 +150,18 @@ std::shared_ptr<RangeTable::Shrinking> SharedSpace::PrepareShrink(std::vector<bo
 RangeTable::Renumbering SharedSpace::Shrink(RangeTable::Shrinking& prepared) noexcept {
   RangeTable::Renumbering renumbering = ranges_.Shrink(prepared);
   space_.Renumber(renumbering.pages);
+  leased_.Clear();
+  for (uint32_t page = 0; page < space_.page_count(); ++page) {
+    if (ranges_.lease_of(PageId{page}) != kNoLease) leased_.Insert(page);
+  }
+  has_leased_ = leased_.Next(0).has_value();
   for (const auto& list : free_lists_) list->Rebuild();
   return renumbering;
 }
 
 void SharedSpace::ReserveWoken() {
   woken_.clear();
-  ReserveMore(woken_, space_.free_extents() + 1);  // Hold() may split one
+  ReserveMore(woken_, space_.free_extents() + space_.page_count());  // which Hold() may split
 }
 
 void SharedSpace::ReserveOpening(std::size_t fence_limit) {
@@ -205,14 +213,34 @@ void SharedSpace::Open(std::span<const FenceId> opened, FenceId now) {
   }
 }
 
-void SharedSpace::Hold(PageId end, FenceId fence) {
-  space_.Hold(end, fence);
+void SharedSpace::Hold(const IndexSet& pages, FenceId fence) {
+  space_.Hold(pages, fence);
   for (const auto& list : free_lists_) list->Rebuild();
+}
+
+void SharedSpace::Lease(const IndexSet& pages) {
+  for (auto page = pages.Next(0); page; page = pages.Next(*page + 1)) leased_.Insert(*page);
+  has_leased_ = leased_.Next(0).has_value();
+  Hold(leased_, FenceId::kLeased);
+}
+
+void SharedSpace::Unlease(const IndexSet& pages) {
+  for (auto page = pages.Next(0); page; page = pages.Next(*page + 1)) leased_.Erase(*page);
+  has_leased_ = leased_.Next(0).has_value();
+  Hold(pages, FenceId::kOpen);
 }
 
 void SharedSpace::Check() const {
   space_.Check();
   CGP_CHECK(space_.page_count() == ranges_.page_count());
+  space_.ForEachNode([&](NodeId id) {
+    for (PageId page = space_.node(id).page; page < space_.end(id); ++page) {
+      const bool leased = ranges_.lease_of(page) != kNoLease;
+      CGP_CHECK(leased == leased_.Contains(Index(page)));
+      const PageSpace::Node& node = space_.node(id);
+      CGP_CHECK(node.used() || (node.fence == FenceId::kLeased) == leased);
+    }
+  });
   for (const auto& list : free_lists_) list->Check();
   for (std::size_t i = stream_count_; i < free_lists_.size(); ++i) {
     space_.ForEachNode([&](NodeId id) {

@@ -6,6 +6,7 @@
 //
 // invariants:
 //   what free list f has  ==  the free bytes of the space whose fence f.Passes()
+//   free bytes are behind kLeased  <=>  their page is in leased_
 //   space().page_count() == the table's page_count()
 #pragma once
 
@@ -17,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/index_set.h"
 #include "core/base/units.h"
 #include "core/driver.h"
 #include "core/memory/free_list.h"
@@ -133,9 +135,17 @@ class SharedSpace {
   // Gives everyone what is behind these fences, or puts it behind `now`. O(nodes behind them). pre:
   // ReserveOpening(), ReserveFence(now).
   void Open(std::span<const FenceId> opened, FenceId now = FenceId::kOpen);
-  // Puts the free bytes of the pages before `end` behind the fence. pre: ReserveFence(),
-  // ReserveTake().
-  void Hold(PageId end, FenceId fence);
+  // Puts the free bytes of the pages behind the fence. pre: `pages` has room for all;
+  // ReserveFence(), ReserveTake(), ReserveOpening().
+  void Hold(const IndexSet& pages, FenceId fence);
+
+  // --- Leases ---
+
+  // Lease() hides the free bytes of the pages, and what is freed there from now on. Unlease() gives
+  // them to everyone. pre: `pages` has room for all; ReserveTake(), ReserveOpening().
+  bool has_leased() const { return has_leased_; }
+  void Lease(const IndexSet& pages);
+  void Unlease(const IndexSet& pages);
 
   void Check() const;
 
@@ -167,6 +177,8 @@ class SharedSpace {
   // Those of the streams, then those without a stream, which pass kOpen alone.
   std::vector<std::unique_ptr<FreeList>> free_lists_;
   std::size_t stream_count_ = 0;
+  IndexSet leased_;  // pages; with room for all
+  bool has_leased_ = false;
   std::vector<NodeId> woken_;  // by SetPasses(); only reuses its memory
 };
 

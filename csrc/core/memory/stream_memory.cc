@@ -7,17 +7,31 @@
 
 namespace cgp {
 
-void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device) {
+void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device, const IndexSet& needed) {
   CGP_CHECK(!scope_);
   may_ask_device = may_ask_device && driver_.MayQuiesce();
-  const bool behind_replays = kind == ScopeKind::kEager && captured_end_ > PageId{0};
+  if (kind == ScopeKind::kLoan && !may_ask_device) {
+    throw UsageError(
+        "cudagraph_pool: nothing can be lent now: it has to come behind all work of the device, "
+        "and to mark that would break a capture under way. End the capture first.");
+  }
+  const bool has_graphs = captured_end_ > PageId{0};
+  const bool behind_replays =
+      kind == ScopeKind::kLoan || (kind != ScopeKind::kCapture && has_graphs);
   std::shared_ptr<SharedEvent> mark;
   if (may_ask_device && (behind_replays || fences_.NeedsMark())) mark = fences_.Mark();
   Poll();
   // Makes room now, so that a scope ends without an error even if nothing was done in it, or its
-  // first block got no memory. This precedes HoldCaptured(): if it throws, nothing is held.
+  // first block got no memory. This precedes what is held: if it throws, nothing is.
   bytes_.ReserveOpening(fences_.limit() + 2);
-  if (behind_replays && !mark) HoldCaptured();
+  if (behind_replays && !mark) {
+    IndexSet captured;
+    captured.Resize(bytes_.space().page_count());
+    captured.SetRange(0, Index(captured_end_), true);
+    HoldFromEager(captured);
+  } else if (kind == ScopeKind::kApart && has_graphs) {
+    HoldFromEager(needed);
+  }
   if (behind_replays) replays_ = std::move(mark);
   scope_ = kind;
   thread_ = std::this_thread::get_id();
@@ -82,7 +96,7 @@ std::size_t StreamMemory::FreeListFor(StreamId stream, std::optional<CaptureId> 
 // nothing changed.
 std::size_t StreamMemory::AddFreeList(StreamId stream) {
   if (replays_) WaitForReplays(stream);
-  const FenceId own = fences_.ForStream(stream, *scope_ == ScopeKind::kEager);
+  const FenceId own = fences_.ForStream(stream, *scope_ != ScopeKind::kCapture);
   ReserveMore(tenures_, 1);
   bytes_.AddFreeList(stream, own);
   fences_.Renew(own);  // it stays the stream's until the scope ends
@@ -108,10 +122,10 @@ void StreamMemory::WaitForReplays(StreamId stream) {
   driver_.WaitEvent(stream, replays_->get());
 }
 
-// Holds, until the device is marked, what is free now and what live blocks will leave: a graph may
-// use the bytes of either. Pages that eager work made since the last capture are left out, or each
-// such scope would make more of them. Throws with nothing changed.
-void StreamMemory::HoldCaptured() {
+// Holds, until the device is marked, what is free of these pages now, and what live blocks will
+// leave: a graph may use the bytes of either. Pages that eager work made since the last capture are
+// not among them, or each such scope would make more. Throws with nothing changed.
+void StreamMemory::HoldFromEager(const IndexSet& pages) {
   const FenceId held = fences_.Held(/*eager=*/true);
   bytes_.ReserveFence(held);
   bytes_.ReserveTake();
@@ -119,13 +133,13 @@ void StreamMemory::HoldCaptured() {
   blocks_.ForEach([&](Address, LiveBlock& live) {
     bool is_captured = false;
     bytes_.ForEachPiece(live.site, live.length(), [&](PageId page, Granules, Granules) {
-      is_captured |= page < captured_end_;
+      is_captured |= pages.Contains(Index(page));
     });
     if (!is_captured) return;
     ReserveMore(live.GetOthers().behind, 1);
     captured.push_back(&live.GetOthers());
   });
-  bytes_.Hold(captured_end_, held);  // nothing throws from here on
+  bytes_.Hold(pages, held);  // nothing throws from here on
   some_are_behind_ = true;
   for (Others* const others : captured) others->AddBehind(held);
 }
@@ -134,6 +148,11 @@ bool StreamMemory::Poll() {
   if (fences_.empty()) return false;
   ReserveOpening();
   return OpenFences(fences_.Poll());
+}
+
+void StreamMemory::OpenIdle() {
+  ReserveOpening();
+  OpenFences(fences_.OpenAll());
 }
 
 void StreamMemory::OpenAll() {

@@ -55,7 +55,6 @@ struct alignas(64) LiveBlock {
   // Some work on it was not captured: it is of an eager scope, or another stream used it outside of
   // captures.
   bool eager = false;
-  bool pinned = true;              // its range is
   std::unique_ptr<Others> others;  // mostly none
 
   Granules length() const { return Granules::FromBytesRoundedUp(block.bytes); }
@@ -95,7 +94,8 @@ class StreamMemory {
   std::optional<ScopeKind> scope() const { return scope_; }
   // Whether the open scope has one stream, as far as is known.
   bool has_one_stream() const { return !several_streams_ && !bytes_.has_several_streams(); }
-  void BeginScope(ScopeKind kind, bool may_ask_device);
+  // `needed`: the pages that graphs need, with room for all.
+  void BeginScope(ScopeKind kind, bool may_ask_device, const IndexSet& needed = {});
   void EndScope(bool may_ask_device);
 
   // --- Blocks ---
@@ -139,6 +139,14 @@ class StreamMemory {
   void OpenAll();
   // Gives everyone the ring's free bytes. Throws with nothing changed.
   void DissolveRing();
+  // Gives everyone what is behind a fence, since the device is idle. Throws with nothing changed.
+  // pre: no scope is open.
+  void OpenIdle();
+  // Whether the device may be waited for, so that nothing captures.
+  bool MayQuiesce() const noexcept { return driver_.MayQuiesce(); }
+  // Others have the pages from now on, or had them, so eager scopes begin behind all that the
+  // device has been given, as they do behind replays.
+  void NoteShared() { captured_end_ = PageId{bytes_.space().page_count()}; }
 
   void Check() const;
 
@@ -151,7 +159,7 @@ class StreamMemory {
   std::size_t AddFreeList(StreamId stream);
   std::optional<std::size_t> FindTenure(const LiveBlock& live) const;
   void WaitForReplays(StreamId stream);
-  void HoldCaptured();
+  void HoldFromEager(const IndexSet& pages);
   bool OpenFences(FenceTable::Opened opened);
 
   // `may_ask`: the driver may be asked, since no other thread may be ending the capture.
@@ -183,7 +191,7 @@ class StreamMemory {
   std::optional<ScopeKind> scope_;
   std::thread::id thread_;  // that began it
   // Pages below this existed when the last capture ended, so graphs may use them: a page's number
-  // only falls. The streams of an eager scope wait for `replays_`.
+  // only falls. The streams of a scope that is no capture wait for `replays_`.
   PageId captured_end_{0};
   std::shared_ptr<SharedEvent> replays_;
 

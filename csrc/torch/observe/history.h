@@ -82,6 +82,10 @@ class History {
   // `attach` runs first: if it throws, the tracker is not attached here either.
   void AttachTracker(
       Tracker tracker, const std::function<void()>& attach = [] {});
+  bool HasTrackers() const {
+    const std::lock_guard lock(mutex_);
+    return !trackers_->empty();
+  }
 
   // Whether anybody wants to know of events. Costs a load.
   static bool active() { return (Gate::Read() & Gate::kHistory) != 0; }

@@ -1,6 +1,7 @@
 // Pools as torch.cuda.memory_snapshot() shows memory: segments tiled by blocks.
 #include <algorithm>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "core/base/error.h"
@@ -28,10 +29,13 @@ std::vector<Shown> Arrange(const PoolSnapshot& pool) {
     shown.push_back({block.address, block.bytes, &block});
     pieces.insert(pieces.end(), its_pieces.begin(), its_pieces.end());
   }
+  const std::set<PageId> gone(pool.gone.begin(), pool.gone.end());
+  std::erase_if(pieces, [&](const PhysicalPiece& piece) { return gone.contains(piece.page); });
   const uint64_t page_bytes = pool.stats.page_bytes;
   std::map<PageId, Address> first_at;
   for (const auto& [address, pages] : pool.ranges) {
     for (size_t i = 0; i < pages.size(); ++i) {
+      if (gone.contains(pages[i])) continue;
       if (!first_at.try_emplace(pages[i], address + i * page_bytes).second) continue;
       pieces.push_back({.page = pages[i], .offset_bytes = page_bytes, .length_bytes = 0});
     }
@@ -89,13 +93,15 @@ void DevicePools::AppendSegments(std::optional<PoolId> only, const History& hist
                                  std::vector<SegmentInfo>& segments) {
   for (const PoolId id : set.ids()) {
     if (only && *only != id) continue;
-    std::optional<PoolSnapshot> pool;
-    try {
-      pool = set.Snapshot(id);
-    } catch (const UsageError&) {
-      continue;  // another thread has given it back meanwhile
+    for (const PoolId part : {id, PoolSet::LoanOf(id)}) {
+      std::optional<PoolSnapshot> pool;
+      try {
+        pool = set.Snapshot(part);
+      } catch (const UsageError&) {
+        continue;  // there is no loan, or another thread has given it back meanwhile
+      }
+      AppendPool(device, part, *pool, history, segments);
     }
-    AppendPool(device, id, *pool, history, segments);
   }
 }
 

@@ -9,6 +9,19 @@
 #include "torch/runtime.h"
 
 namespace cgp {
+namespace {
+
+// The capture that the calling thread has ended last.
+struct Ended {
+  const CaptureScopes* scopes = nullptr;
+  DeviceIndex device = 0;
+  PoolId pool;
+  uint64_t place = 0;
+  bool operator==(const Ended&) const = default;
+};
+constinit thread_local Ended last_ended;
+
+}  // namespace
 
 CaptureScopes::MemPool* CaptureScopes::FindMemPool(const ScopeKey& key, bool ours) {
   const auto found = mempools_.find(key);
@@ -45,10 +58,10 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   const bool capturing = IsCapturing(stream);
   const bool takes = takes_captures;
   const bool takes_current = filter(stream);
-  const ScopeKind kind = takes_current && !capturing ? ScopeKind::kEager : ScopeKind::kCapture;
+  const bool eager = takes_current && !capturing;
 
   // A capture cannot wait for another one that fills the shared pool: it gets a pool of its own.
-  const bool shares = kind == ScopeKind::kCapture && takes && shares_captures && IsAnonymous(id) &&
+  const bool shares = !eager && takes && shares_captures && IsAnonymous(id) &&
                       !FindOurs(device, id) && !BaseKnows(device, id) &&
                       !routes_.TargetOf(device, kShared);
   const PoolId pool = shares ? kShared : PoolNamed(device, id);
@@ -57,11 +70,16 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
   DevicePools* pools = ours ? ours->pools : nullptr;
   const ScopeKey key{device, pool};
   const MemPool* const mempool = FindMemPool(key);
+  const bool apart = mempool != nullptr || graph_pools_.contains(key);
+  const ScopeKind kind = !eager  ? ScopeKind::kCapture
+                         : apart ? ScopeKind::kApart
+                                 : ScopeKind::kEager;
   if (pools == nullptr && takes && !BaseKnows(device, id)) {
     pools = &DevicePools::For(device, owner_);
   }
   // The end of the scope before it has failed.
   if (ours && pools->set.InScope(pool) && !routes_.TargetOf(device, pool)) pools->EndScope(pool);
+  if (ours) Rouse(*ours);
 
   Route route{
       {pool, kind, pools, mempool && mempool->whole_pages, stream}, device, id, std::move(filter)};
@@ -102,6 +120,11 @@ void CaptureScopes::Begin(DeviceIndex device, MempoolId_t id, StreamFilter filte
 
 void CaptureScopes::BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs) {
   DevicePools& pools = *route.pools;
+  const ScopeKey key{route.device, route.id};
+  if (Exports()) exported_.insert(key);
+  if (const auto known = graph_pools_.find(key); known != graph_pools_.end()) {
+    known->second = std::min(known->second, ended_);
+  }
   CountName(route.device, route.name, route.id, 1);
   OrUndo([&] { pools.set.BeginScope(route.id, route.kind, capturing); },
          [&] { CountName(route.device, route.name, route.id, -1); });
@@ -139,6 +162,7 @@ void CaptureScopes::End(DeviceIndex device, MempoolId_t id) {
   }
   if (target && target->pools != nullptr) {
     EndScope(*target->pools, pool, target->kind);
+    if (target->kind == ScopeKind::kCapture) last_ended = {this, device, pool, ++ended_};
   } else if (base_ != nullptr) {
     base_->endAllocateToPool(device, id);
     routes_.Remove(device, pool);
@@ -242,6 +266,7 @@ void CaptureScopes::ReleaseUnused(DevicePools& pools, PoolId id) {
   if (UsersOf(pools, id) == 0) ReleaseRetainedFor(pools, id);
   if (pools.set.UseCount(id) > 0) return;
   mempools_.erase({pools.device, id});
+  graph_pools_.erase({pools.device, id});
   TryTwice("the allocator below it, told that a pool's graphs are gone,",
            [&] { side_pools_.Release(pools.device, id); });
 }
@@ -253,7 +278,16 @@ void CaptureScopes::Register(DeviceIndex device, PoolId id) {
     throw UsageError("pool " + ToString(id) + " of device " + std::to_string(device) +
                      " is in use already");
   }
-  set.Retain(id);
+  const auto made = graph_pools_.try_emplace({device, id}, ~uint64_t{0}).first;
+  OrUndo([&] { set.Retain(id); }, [&] { graph_pools_.erase(made); });
+}
+
+std::pair<uint64_t, uint64_t> CaptureScopes::NameCapture(DeviceIndex device, MempoolId_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto ours = FindOurs(device, id);
+  // The pool's last capture must be the caller's, whatever other threads do.
+  if (!ours || last_ended != Ended{this, device, ours->id, ended_}) return {0, 0};
+  return {ours->pools->set.NameCapture(ours->id), ended_};
 }
 
 }  // namespace cgp

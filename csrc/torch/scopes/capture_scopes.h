@@ -16,7 +16,8 @@
 //
 // A scope is a capture's if its filter refuses the current stream while that is not capturing. For
 // torch begins the route before the capture, and a graph's filter asks for its capture. It is also
-// one if the current stream is already capturing.
+// one if the current stream is already capturing. An eager scope stands apart from graphs, except
+// in pools that are neither a GraphPool's nor a MemPool's: graph trees hand on what they warm up.
 //
 // Every call has strong exception safety, except the end of a scope. From then on nothing is routed
 // to the pool, and what could not be ended is ended later (EndScope()).
@@ -108,10 +109,42 @@ class CaptureScopes {
   // Gives back the memory of our pool, unless a capture is under way; returns whether the pool is
   // ours.
   bool EmptyOurs(MempoolId_t id) noexcept;
-  // Asks each use_on_oom pool of the device for a block, until one has it: for what no route takes,
-  // and the base has no memory for.
+  // Asks each use_on_oom pool of the device for a block, then those that lend on OOM, until one has
+  // it: for what no route takes, and the base has no memory for.
   using AllocateIn = std::function<std::optional<Block>(DevicePools&, const Target&)>;
   std::optional<DevicePools::Owned> AllocateOnOom(DeviceIndex device, const AllocateIn& allocate);
+
+  // --- Leases (leases.cc), for calls that do not come from torch ---
+  //
+  // PoolSet says what they do. They throw UsageError for a pool that is not ours or cannot lease,
+  // and c10::OutOfMemoryError where memory does not suffice, although all caches were emptied.
+
+  using Step = std::function<Leased(PoolSet&, PoolId)>;
+  // Takes pages away, or brings them back.
+  Leased Take(DeviceIndex device, MempoolId_t id, const Step& step);
+  Leased Bring(DeviceIndex device, MempoolId_t id, const Step& step);
+  // Without `keeps_live` the pool must be a GraphPool's, without a workspace of cuBLAS's. Graphs of
+  // other pools that were captured since its first scope began are refused until Wake(), and so
+  // are scopes of it: only the caller can bring its content back.
+  Leased Sleep(DeviceIndex device, MempoolId_t id, bool keeps_live);
+  Leased Wake(DeviceIndex device, MempoolId_t id);
+  // Wakes the pool if need be, for torch.
+  void Rouse(DeviceIndex device, MempoolId_t id);
+
+  // The calling thread's eager work borrows from the pool until EndLoan(), and so does work that
+  // inherits its thread-local state: backward passes in autograd's threads. Returns the loan.
+  PoolId BeginLoan(DeviceIndex device, MempoolId_t id);
+  void EndLoan(DeviceIndex device, PoolId loan);
+  // Whether eager work that runs out borrows from any pool that is idle.
+  std::atomic<bool> lends_on_oom{false};
+
+  // PoolSet::NameCapture() for the capture that the calling thread has ended last, and its place in
+  // the order of all captures. Zeros if another capture has ended since, or it was not ours.
+  std::pair<uint64_t, uint64_t> NameCapture(DeviceIndex device, MempoolId_t id);
+  // The graph with that name and place, or one without (0, 0), is about to be replayed on the
+  // current stream. `device` may be unknown.
+  void BeginReplay(std::optional<DeviceIndex> device, MempoolId_t id, uint64_t capture,
+                   uint64_t place);
 
  private:
   using ScopeKey = std::pair<DeviceIndex, PoolId>;
@@ -140,6 +173,15 @@ class CaptureScopes {
 
   // The pool's MemPool, if it is one, of ours or of the base's, else nullptr.
   MemPool* FindMemPool(const ScopeKey& key, bool ours = true);
+  // Trim() of all devices or of one. pre: also that no capture is under way.
+  uint64_t TrimAll(std::optional<DeviceIndex> only);
+  // The pool, if it may lease.
+  Target Leasable(DeviceIndex device, MempoolId_t id) const;
+  Leased BringTo(const Target& pool, const Step& step);
+  void Rouse(const Target& pool);
+  // The pools that can lend now, those that can lend most first.
+  std::vector<PoolId> Lenders(DevicePools& pools) const;
+
   // Begins a scope. `graphs`: for a nested one, the pool of the graph under capture.
   void BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs);
   // Ends a scope of ours, for whatever reason; nothing else does. Its route is gone whatever
@@ -174,6 +216,13 @@ class CaptureScopes {
   // Orders begin, end and release of scopes, and lets no capture begin while memory is given back.
   mutable std::mutex mutex_;
   std::map<ScopeKey, MemPool> mempools_;
+  // Of Register(): how many captures had ended when the pool's first scope began.
+  std::map<ScopeKey, uint64_t> graph_pools_;
+  std::set<ScopeKey> exported_;  // that were filled while Exports()
+  uint64_t ended_ = 0;           // captures of ours
+  // Asleep without its live blocks' content: as in graph_pools_.
+  std::map<ScopeKey, uint64_t> dropped_;
+  std::atomic<bool> leased_{false};  // a page has been away or lent since the process began
   // Pools of graphs, and other pools with memory of these graphs: one user for each of the latter.
   std::set<std::pair<ScopeKey, PoolId>> retained_;
   // The routes of our captures that looked abandoned. Their scopes are closed; their graphs may

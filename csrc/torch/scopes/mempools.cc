@@ -75,7 +75,10 @@ uint64_t CaptureScopes::Trim(std::optional<DeviceIndex> only, bool waits) {
   // While this is held, no capture of torch's begins.
   std::unique_lock lock(mutex_, std::defer_lock);
   if (waits) lock.lock();
-  if ((!waits && !lock.try_lock()) || routes_.capturing()) return 0;
+  return (!waits && !lock.try_lock()) || routes_.capturing() ? 0 : TrimAll(only);
+}
+
+uint64_t CaptureScopes::TrimAll(std::optional<DeviceIndex> only) {
   uint64_t bytes = 0;
   for (const PoolsOwner owner : kPoolsOwners) {
     if (owner != owner_ && base_ == nullptr) continue;
@@ -105,25 +108,37 @@ bool CaptureScopes::EmptyOurs(MempoolId_t id) noexcept {
 std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex device,
                                                                const AllocateIn& allocate) {
   const std::lock_guard lock(mutex_);
+  // Asks an open scope, and ends it.
+  const auto ask = [&](const Target& target, const auto& end) -> std::optional<DevicePools::Owned> {
+    const auto block = OrUndo([&] { return allocate(*target.pools, target); }, end);
+    OrUndo(end, [&] {
+      if (block) target.pools->set.Free(block->address);
+      end();
+    });
+    if (!block) return std::nullopt;
+    return DevicePools::Owned{target.pools, target.id, *block};
+  };
   for (const auto& [key, mempool] : mempools_) {
     if (key.first != device || !mempool.use_on_oom) continue;
     const PoolId id = key.second;
     DevicePools& pools = DevicePools::For(device, owner_);
     // Only if the MemPool is its only user: graphs write to free bytes, and another thread may be
     // allocating there.
-    if (pools.set.UseCount(id) != 1) continue;
+    if (pools.set.UseCount(id) != 1 || pools.set.Stats(id).asleep) continue;
     pools.set.BeginScope(id, ScopeKind::kEager, routes_.capturing());
     const auto end = [&] {
       pools.EndScope(id);
       pools.set.Release(id);
     };
     const Target target{.id = id, .pools = &pools, .whole_pages = mempool.whole_pages};
-    const std::optional<Block> block = OrUndo([&] { return allocate(pools, target); }, end);
-    OrUndo(end, [&] {
-      if (block) pools.set.Free(block->address);
-      end();
-    });
-    if (block) return DevicePools::Owned{&pools, id, *block};
+    if (auto owned = ask(target, end)) return owned;
+  }
+  DevicePools* const pools = DevicePools::Find(device, owner_);
+  if (!lends_on_oom || pools == nullptr || routes_.capturing()) return std::nullopt;
+  for (const PoolId id : Lenders(*pools)) {
+    const Target loan{.id = pools->set.BeginLoan(id), .kind = ScopeKind::kLoan, .pools = pools};
+    leased_ = true;
+    if (auto owned = ask(loan, [&] { pools->EndScope(loan.id); })) return owned;
   }
   return std::nullopt;
 }

@@ -121,6 +121,8 @@ std::optional<Target> RouteTable::AskFilters(DeviceIndex device, cudaStream_t st
     Route& route = routes_[i];
     const bool graphs = route.kind == ScopeKind::kCapture && !route.nested;
     if (route.device != device || (of_graphs ? !graphs : route.paused)) continue;
+    // A graph cannot keep what is lent.
+    if (route.kind == ScopeKind::kLoan && capture) continue;
     // Uncaptured work has no order with captured work.
     if (route.nested && route.pools != nullptr && !capture) continue;
     if (route.kind == ScopeKind::kCapture && !IsUnderWay(route, stream, capture)) continue;

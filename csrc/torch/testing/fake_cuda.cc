@@ -25,6 +25,7 @@ std::mutex mutex;
 std::map<cudaStream_t, Capture> captures;
 std::map<cudaStream_t, int64_t> queried;
 std::vector<c10::MempoolId_t> host_routes;
+std::atomic<bool> exports{false};
 
 // Each thread has a stream of its own under the name of the per-thread default stream.
 cudaStream_t Named(cudaStream_t stream) {
@@ -159,7 +160,8 @@ std::unique_ptr<Driver> MakeDriver(int device) {
           HostDriverOptions{.device = device, .physical_limit_bytes = fake_cuda::kPhysicalLimit})));
 }
 
-void SetExportable(bool) {}
+void SetExportable(bool exportable) { fake_cuda::exports = exportable; }
+bool Exports() { return fake_cuda::exports; }
 
 void RequireDriverSupport(int, bool) {}
 

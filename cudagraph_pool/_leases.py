@@ -1,0 +1,318 @@
+"""Pages of a pool that are away while its graphs are idle, and what a replay asks about them."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ._adapter import load_adapter
+
+if TYPE_CHECKING:
+    import torch
+
+    from . import _torch
+
+Key = tuple[int, tuple[int, int]]  # device and id of a pool
+Keep = Literal["live", "offload", "nothing"]
+
+_NEVER: Final = {"last_sleep_bytes": 0, "last_wake_seconds": None}
+_last: dict[Key, dict[str, Any]] = {}
+# Of pools that sleep without their live blocks: copies of these, with their addresses.
+_contents: dict[Key, list[tuple[int, torch.Tensor]]] = {}
+# By device, whether the driver gives memory back when executables go.
+_execs_pay: dict[int, bool] = {}
+_lock = threading.Lock()
+_is_guarded = False
+
+
+# --- Graphs and their captures ---
+
+
+def name_capture(adapter: Any, graph: Any, device: int, pool: tuple[int, int]) -> None:
+    """``graph`` is what this thread has just captured into that pool: what it needs is known from
+    now on, and that it is gone.
+    """
+    capture, place = adapter.name_capture(device, pool)
+    if capture == 0:
+        return  # it has a name, or is none of ours
+    _watch_resets()
+    graph._captured = device, pool, capture, place
+    graph._gone = weakref.finalize(graph, adapter.drop_capture, device, pool, capture)
+    graph._gone.atexit = False
+
+
+@functools.cache
+def name_all_captures() -> None:
+    """From torch 2.14 on, also of graphs that other code captures."""
+    import torch
+    from torch.cuda import graphs
+
+    register = getattr(graphs, "register_graph_capture_end_hook", None)
+    if register is not None:
+        name = functools.partial(name_capture, load_adapter())
+        register(lambda graph: name(graph, torch.cuda.current_device(), tuple(graph.pool())))
+
+
+@functools.cache
+def _watch_resets() -> None:
+    """A graph that is reset is gone, though its object may capture another one."""
+    import torch
+
+    native = torch.cuda.CUDAGraph.reset
+
+    @functools.wraps(native)
+    def reset(self: Any) -> None:
+        try:
+            native(self)
+        finally:
+            if gone := vars(self).pop("_gone", None):
+                del self._captured
+                gone()
+
+    torch.cuda.CUDAGraph.reset = reset
+
+
+def guard_replays() -> None:
+    """From now on each replay asks first whether what it needs is there.
+
+    torch's global hooks (2.14) cannot refuse a replay: it swallows their errors.
+    """
+    global _is_guarded
+    import torch
+
+    from . import _shared_exec
+
+    with _lock:
+        if trees := sys.modules.get("torch._inductor.cudagraph_trees"):
+            _guard_trees(trees.CUDAGraphNode)
+        if _is_guarded:
+            return
+        shared: Any = _shared_exec._SharesExec
+        shared.replay = _asking(shared.replay)  # before an executable is made
+        graph = torch.cuda.CUDAGraph
+        graph.replay = _asking(graph.replay)
+        watching: Any = sys.modules.get("cudagraph_pool._guard")
+        if watching is not None and watching._state.native is not None:
+            watching._state.native = _asking(watching._state.native)  # which it will put back
+        _is_guarded = True
+
+
+@functools.cache
+def _guard_trees(node: Any) -> None:
+    """Before its replay a node of torch.compile's trees copies into inputs that no longer live."""
+    native = node.run
+
+    @functools.wraps(native)
+    def run(self: Any, new_inputs: list[Any]) -> Any:
+        _begin_replay(self.graph)
+        return native(self, new_inputs)
+
+    node.run = run
+
+
+def _asking(native: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(native)
+    def replay(self: Any) -> None:
+        _begin_replay(self)
+        native(self)
+
+    return replay
+
+
+def _begin_replay(graph: Any) -> None:
+    captured = vars(graph).get("_captured")
+    if captured is None:
+        try:
+            captured = None, graph.pool(), 0, 0
+        except RuntimeError:
+            return  # it holds nothing, as its replay will say
+    adapter = load_adapter()
+    try:
+        adapter.begin_replay(*captured)
+    except RuntimeError as error:
+        for line in _borrowers(adapter, *captured[:2]):
+            error.add_note(line)
+        raise
+
+
+def _borrowers(adapter: Any, device: int | None, pool: tuple[int, int]) -> Iterator[str]:
+    """What borrows from the pool and, if torch has noted it, where that was made."""
+    import torch
+
+    borrowed = adapter.borrowed(torch.cuda.current_device() if device is None else device, pool)
+    made: dict[int, Any] = {}
+    if borrowed and torch._C._cuda_isHistoryEnabled():
+        blocks = (b for s in torch.cuda.memory_snapshot() for b in s["blocks"])
+        made = {block["address"]: block.get("frames") for block in blocks}
+    for address, size in borrowed:
+        frames = [f for f in made.get(address) or () if f["filename"].endswith(".py")]
+        where = "".join(f", made at {f['filename']}:{f['line']}" for f in frames[:1])
+        yield f"{size:,} bytes at {address:#x} are borrowed{where}"
+
+
+# --- What a pool does ---
+
+
+def last(key: Key) -> dict[str, Any]:
+    return _last.get(key, _NEVER)
+
+
+def sleep(key: Key, keep: Keep, caches: Iterable[_torch.ExecCache]) -> int:
+    """See :meth:`GraphPool.sleep`. ``caches`` have the executables of its graphs."""
+    if keep not in ("live", "offload", "nothing"):
+        raise ValueError(f"keep is {keep!r}, but must be 'live', 'offload' or 'nothing'")
+    adapter = load_adapter()
+    guard_replays()
+    for other in [other for other in _contents if other[1] not in adapter.pool_ids(other[0])]:
+        del _contents[other]  # the pool is gone
+    is_new = keep != "live" and key not in _contents
+    if is_new:
+        _contents[key] = _copies(adapter, key) if keep == "offload" else []
+    try:
+        given, *_ = adapter.sleep(*key, keep == "live")
+    except BaseException:
+        if is_new and not adapter.stats(*key)["asleep"]:
+            del _contents[key]
+        raise
+    _last[key] = {**last(key), "last_sleep_bytes": given}
+    drop_execs(key[0], caches)
+    return int(given)
+
+
+def wake(key: Key) -> None:
+    """See :meth:`GraphPool.wake`."""
+    import torch
+
+    adapter = load_adapter()
+    began = time.perf_counter()
+    contents = _contents.get(key)
+    if contents:
+        _settle(key)
+    brought, *_ = adapter.wake(*key)
+    if contents:
+        live = {block["address"] for block in adapter.snapshot(*key)["blocks"]}
+        for address, copy in contents:
+            if address in live:
+                _block(key[0], address, copy.nbytes).copy_(copy, non_blocking=True)
+        torch.cuda.synchronize(key[0])
+    _contents.pop(key, None)
+    if brought:
+        _last[key] = {**last(key), "last_wake_seconds": time.perf_counter() - began}
+
+
+def _settle(key: Key) -> None:
+    """Waits for the device, or raises what a sleep would raise, before copies break a capture."""
+    with Lease(key, ()) as nothing:
+        nothing.release()
+
+
+def _copies(adapter: Any, key: Key) -> list[tuple[int, torch.Tensor]]:
+    """The live blocks in pinned memory."""
+    import torch
+
+    _settle(key)
+    blocks = adapter.snapshot(*key)["blocks"]
+    sizes = [block["bytes"] for block in blocks]
+    # One allocation for all, since torch rounds each up to a power of two.
+    pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True).split(sizes)
+    copies = [(block["address"], copy) for block, copy in zip(blocks, pinned, strict=True)]
+    for address, copy in copies:
+        copy.copy_(_block(key[0], address, copy.nbytes), non_blocking=True)
+    torch.cuda.synchronize(key[0])
+    return copies
+
+
+def _block(device: int, address: int, size: int) -> torch.Tensor:
+    import torch
+
+    at = torch.device("cuda", device)
+    storage = torch._C._construct_storage_from_data_pointer(address, at, size)
+    return torch.empty(0, dtype=torch.uint8, device=at).set_(storage, 0, (size,), (1,))
+
+
+def drop_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
+    """Lets shared executables go, if that gives memory back: the driver may keep it for the next
+    ones, which is found out the first time. pre: the device is idle.
+    """
+    import torch
+
+    filled = [cache for cache in caches if cache.stats()["execs"]]
+    if not filled or not _execs_pay.get(device, True):
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    for cache in filled:
+        cache.drop_idle()
+    _execs_pay.setdefault(device, torch.cuda.mem_get_info(device)[0] > free)
+
+
+@contextmanager
+def lend(key: Key) -> Iterator[None]:
+    """See :meth:`GraphPool.lend`."""
+    adapter = load_adapter()
+    guard_replays()
+    loan = adapter.begin_loan(*key)
+    try:
+        yield
+    finally:
+        adapter.end_loan(key[0], loan)
+
+
+class Lease:
+    r"""Tensors whose memory can leave while their addresses stay: see :meth:`GraphPool.lease`.
+
+    As a context manager it brings the memory back at its end.
+    """
+
+    def __init__(self, key: Key, tensors: Sequence[torch.Tensor]) -> None:
+        guard_replays()
+        self._adapter = adapter = load_adapter()
+        self._tensors = list(tensors)
+        blocks = sorted({x.untyped_storage().data_ptr() for x in self._tensors})
+        self._key, self._number = key, adapter.begin_lease(*key, blocks)
+        self._end = weakref.finalize(self, adapter.end_lease, key[0], key[1], self._number)
+        self._end.atexit = False
+
+    def release(self) -> int:
+        r"""Give the memory back to the device, after waiting for it; return the bytes.
+
+        What the tensors hold is lost: copy it to the host first. A page stays if another live
+        tensor lies in it. Replays that need the pages raise an error until :meth:`restore`.
+        """
+        return int(self._adapter.release_lease(*self._key, self._number)[0])
+
+    def restore(self, from_host: Sequence[torch.Tensor] | None = None) -> None:
+        r"""Bring memory back to the same addresses.
+
+        Arguments:
+            from_host (sequence of Tensor, optional): What each tensor is to hold, copied on the
+                current stream. Default: they hold anything.
+
+        Raises:
+            torch.OutOfMemoryError: There is no memory for it. Nothing has changed.
+        """
+        if from_host is not None and len(from_host) != len(self._tensors):
+            raise ValueError(
+                f"from_host has {len(from_host)} tensors, but {len(self._tensors)} were leased"
+            )
+        self._adapter.restore_lease(*self._key, self._number)
+        for tensor, host in zip(self._tensors, from_host or (), strict=False):
+            tensor.data.copy_(host, non_blocking=True)  # unseen by autograd, which may have it
+
+    def __enter__(self) -> Lease:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._adapter.end_lease(*self._key, self._number)
+        self._end.detach()
