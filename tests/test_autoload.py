@@ -20,7 +20,7 @@ from entry_points import environment
 
 from cudagraph_pool import switch
 from cudagraph_pool.cli.main import main
-from cudagraph_pool.integration import autoload, vllm
+from cudagraph_pool.integration import autoload, sglang, vllm
 from cudagraph_pool.integration import request as _request
 
 needs_torch = pytest.mark.skipif(
@@ -251,11 +251,13 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The loggers of vLLM's custom all-reduce, each time that it is changed, and its estimate."""
-    loggers: list[str] = []
-    monkeypatch.setattr(vllm, "serve_all_reduce", loggers.append)
-    monkeypatch.setattr(vllm, "serve_estimate", loggers.append)
-    return loggers
+    """What of the engines is served, each time: by name, and where that is told, for which log."""
+    done: list[str] = []
+    monkeypatch.setattr(vllm, "serve_all_reduce", lambda log: done.append(f"all-reduce {log}"))
+    monkeypatch.setattr(vllm, "serve_estimate", lambda log: done.append(f"estimate {log}"))
+    monkeypatch.setattr(autoload, "_offer_sleep_backend", lambda log: done.append(f"sleep {log}"))
+    monkeypatch.setattr(sglang, "serve_memory_saver", lambda: done.append("memory saver"))
+    return done
 
 
 @pytest.fixture
@@ -293,13 +295,17 @@ def test_plugins(
     if late:
         fake_torch.init()
     plugin()
+    # What concerns no GPU is there before it: an engine asks for it when it likes.
+    at_once = "memory saver" if plugin is autoload.sglang else f"sleep {logger}"
+    assert served[0] == at_once
     plugin()
     if not late:
-        assert (enabled, served) == ([], [])
+        assert (enabled, set(served)) == ([], {at_once})
         fake_torch.init()
     plugin()
     assert enabled == [{"share_captures": False}]
-    assert served == ([logger] * 2 if plugin is autoload.vllm else [])
+    vllms = [f"sleep {logger}", f"all-reduce {logger}", f"estimate {logger}"]
+    assert served == (["memory saver"] * 3 if plugin is autoload.sglang else vllms)
     said = [record for record in caplog.records if record.name == logger]
     assert [record.levelno for record in said] == [logging.INFO]
     assert said[0].getMessage() == (
@@ -311,6 +317,7 @@ def test_plugins(
 @pytest.mark.parametrize("plugin", [autoload.torch, autoload.vllm, autoload.sglang])
 def test_plugins_do_nothing_unasked(
     fake_torch: FakeTorch,
+    served: list[str],
     monkeypatch: pytest.MonkeyPatch,
     plugin: Callable[[], None],
     value: str | None,
@@ -319,7 +326,31 @@ def test_plugins_do_nothing_unasked(
     if value is not None:
         monkeypatch.setenv("CUDAGRAPH_POOL", value)
     plugin()
-    assert fake_torch.queued == []
+    assert (fake_torch.queued, served) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("preload", "request_text", "mempools"),
+    [
+        ("", "1", {}),
+        ("/lib/other.so", "1", {}),
+        ("/lib/torch_memory_saver_hook_mode_preload.abi3.so", "1", {"mempools": False}),
+        ("/lib/torch_memory_saver_hook_mode_preload.abi3.so", "mempools=1", {"mempools": True}),
+    ],
+)
+def test_mempools_of_torch_memory_saver_stay_with_torch(
+    monkeypatch: pytest.MonkeyPatch, preload: str, request_text: str, mempools: dict[str, bool]
+) -> None:
+    def enable(mempools: bool | None = None) -> None:
+        chosen.update({} if mempools is None else {"mempools": mempools})
+
+    chosen: dict[str, bool] = {}
+    monkeypatch.setattr(switch, "enable", enable)
+    monkeypatch.setenv("LD_PRELOAD", preload)
+    _request._enable.cache_clear()
+    assert _request._enable(request_text)[0] == logging.INFO
+    _request._enable.cache_clear()
+    assert chosen == mempools
 
 
 def test_report() -> None:

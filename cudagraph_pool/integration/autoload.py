@@ -44,6 +44,7 @@ def vllm() -> None:
     """
     logger = "vllm.cudagraph_pool"
     if _arrange(logger):
+        _offer_sleep_backend(logger)
         from torch.cuda import _lazy_call
 
         from .vllm import serve_all_reduce, serve_estimate
@@ -53,9 +54,26 @@ def vllm() -> None:
         _lazy_call(lambda: serve_estimate(logger))
 
 
+def _offer_sleep_backend(logger: str) -> None:
+    """vLLM imports it if ``sleep_mode_backend`` names it. Before 0.30 there is none to be named."""
+    module = f"{__package__}.vllm_sleep"
+    try:
+        from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+
+        SleepModeBackendFactory.register_backend("cudagraph_pool", module, "GraphPoolBackend")
+    except Exception as error:  # of a plugin it would end vLLM
+        import logging
+
+        logging.getLogger(logger).debug("vLLM takes no sleep mode backend: %s", error)
+
+
 def sglang() -> None:
     """``sglang.srt.plugins``: the same, but SGLang prints what anybody logs."""
     _arrange("cudagraph_pool")
+    if asks(os.environ.get(VARIABLE, "")):
+        from .sglang import serve_memory_saver
+
+        serve_memory_saver()
 
 
 def _arrange(logger: str) -> bool:

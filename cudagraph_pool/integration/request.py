@@ -66,6 +66,9 @@ def _enable(request: str) -> tuple[int, str]:
     try:
         chosen = parse(request)
         report = chosen.pop(REPORT, False)
+        if "torch_memory_saver" in os.environ.get("LD_PRELOAD", ""):
+            # It pauses what cudaMalloc gives its MemPools, and sees nothing that is mapped.
+            chosen.setdefault("mempools", False)
         switch.enable(**chosen)
     except Exception as error:
         return logging.ERROR, f"CUDA graphs stay in PyTorch's own pools, since {error}"
