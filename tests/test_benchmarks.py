@@ -375,7 +375,7 @@ def test_footprint() -> None:
 
 
 NEED_A_GPU = (
-    "combinations const_memory continuous_batching footprint graph_runner layer_graphs "
+    "combinations const_memory continuous_batching footprint graph_runner layer_graphs leases "
     "multi_stream shared_execs"
 ).split()
 
@@ -470,7 +470,13 @@ def test_minimum_from_pytorchs_record_is_that_of_the_trace(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("graphs", "mlp"), ("execs", "deep"), ("streams", "2x1000-a0.1-f0.3@7")]
+    ("kind", "name"),
+    [
+        ("graphs", "mlp"),
+        ("execs", "deep"),
+        ("streams", "2x1000-a0.1-f0.3@7"),
+        ("replays", "mlp"),
+    ],
 )
 def test_each_kind_of_worker_is_there(kind: str, name: str) -> None:
     pytest.importorskip("torch")

@@ -75,7 +75,7 @@ def test_sources_point_to_what_is_there() -> None:
 
 
 MOST_WORDS = 30
-MOST_LINES = 1300  # of all pages in docs/
+MOST_LINES = 1420  # of all pages in docs/
 
 
 def sentences(path: Path) -> Iterator[str]:
