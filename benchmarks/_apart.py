@@ -26,15 +26,18 @@ def run_apart(
         raise
 
 
-def measure_apart(script: str, *arguments: Any, **variables: str) -> dict[str, Any]:
+def measure_apart(
+    script: str, *arguments: Any, seconds: float | None = None, **variables: str
+) -> dict[str, Any]:
     """What the ``measure`` of a script that ends with :func:`run_script` returns for these
     arguments.
 
     Args:
+        seconds: That it may take.
         variables: Of the environment, besides this process's.
     """
     command = [script, _MEASURE, json.dumps(arguments)]
-    return run_apart(command, {**os.environ, **variables})
+    return run_apart(command, {**os.environ, **variables}, seconds)
 
 
 def run_script(main: Callable[[], int], measure: Callable[..., Any]) -> int:

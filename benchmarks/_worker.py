@@ -1,4 +1,4 @@
-"""A process that captures under one allocator, for const_memory.py, shared_execs.py and
+"""A process that captures under one allocator, for const_memory.py, shared_execs.py, leases.py and
 multi_stream.py: what _team.Worker starts.
 
 Its arguments are the allocator, or what bounds our executables, one of KINDS, and names: a
@@ -47,7 +47,16 @@ def _streams(names: Sequence[str], allocator: str) -> Maker:
     return lambda device: StreamCaptures(programs, device, ours=allocator == "ours")
 
 
-KINDS = {"graphs": _graphs, "execs": _execs, "streams": _streams}
+def _replays(names: Sequence[str], allocator: str) -> Maker:
+    """The allocator is one of :data:`_replay_cost.WAYS`, and the number of the process."""
+    from _replay_cost import ReplayCost
+    from workloads import WORKLOADS
+
+    way = allocator.partition(" ")[0]
+    return lambda device: ReplayCost(WORKLOADS[names[0]], device, way)
+
+
+KINDS = {"graphs": _graphs, "execs": _execs, "streams": _streams, "replays": _replays}
 
 
 def serve(answers: TextIO, make: Callable[[], Any]) -> int:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import _lease_figures
 import combinations
 from _command import markdown, number
 from _engine import beside
@@ -100,6 +101,8 @@ def table(report: Row) -> list[str]:
     first = rows[0] if rows else {}
     if "checkpoints" in first:
         return combinations.table(rows)
+    if "lease" in first:
+        return _lease_figures.table(rows)
     if "all_reduce" in first:
         return vllm_table(rows)
     if "mapped_by_round" in first:

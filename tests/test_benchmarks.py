@@ -240,7 +240,7 @@ def test_combinations() -> None:
 
 
 NEED_A_GPU = (
-    "combinations const_memory continuous_batching footprint graph_runner layer_graphs "
+    "combinations const_memory continuous_batching footprint graph_runner layer_graphs leases "
     "multi_stream shared_execs"
 ).split()
 
@@ -285,7 +285,7 @@ def test_what_workers_are_asked_for_is_there() -> None:
 
     groups = (name for names in const_memory.GROUPS.values() for name in names)
     assert {*const_memory.WORKLOADS, *groups} <= WORKLOADS.keys()
-    kinds = {"graphs": "mlp", "execs": "deep", "streams": "2x1000-a0.1-f0.3@7"}
+    kinds = {"graphs": "mlp", "execs": "deep", "streams": "2x1000-a0.1-f0.3@7", "replays": "mlp"}
     assert all(callable(_worker.KINDS[kind]([name], "stock")) for kind, name in kinds.items())
 
 
