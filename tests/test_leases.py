@@ -161,10 +161,9 @@ def test_a_guard_that_is_open_puts_back_what_asks(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=1))
-    monkeypatch.setattr(_guard, "_trace", lambda: None)
     graph = torch.cuda.CUDAGraph()
     vars(graph)["_workspaces"] = {}
-    with _guard._watched(_guard._Replays()):
+    with _guard.guard():
         _leases.guard_replays()
         graph.replay()
     graph.replay()
