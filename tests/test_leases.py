@@ -163,6 +163,8 @@ def test_a_guard_that_is_open_puts_back_what_asks(
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=1))
     graph = torch.cuda.CUDAGraph()
     vars(graph)["_workspaces"] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(_guard, "_trace", lambda: None)
     with _guard.guard():
         _leases.guard_replays()
         graph.replay()

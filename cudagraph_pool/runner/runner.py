@@ -186,7 +186,10 @@ class GraphRunner:
             self._setup = self._setup._replace(signature=signature)
 
     def sleep(self, keep: Keep = "live") -> int:
-        r"""Let the pool sleep as :meth:`GraphPool.sleep`. Calls raise errors until :meth:`wake`."""
+        r"""Let the pool sleep as :meth:`GraphPool.sleep`. Calls raise errors until :meth:`wake`.
+
+        What calls returned may not be used meanwhile, unless ``clone_outputs``: it has no memory.
+        """
         with self._alone():
             return self._setup.captures.pool.sleep(keep)
 

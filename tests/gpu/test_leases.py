@@ -5,6 +5,7 @@ are launched.
 from __future__ import annotations
 
 import gc
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.usefixtures("enabled")
 
 MIB = 1 << 20
 SIZES = [64, 700, 1500, 3000]
+SHARED_GPU = "PYTEST_XDIST_WORKER" in os.environ  # with other processes of tests
 NAMES_ALL = hasattr(torch.cuda.graphs, "register_graph_capture_end_hook")
 
 
@@ -83,7 +85,8 @@ def test_memory_comes_back_and_replays_are_equal() -> None:
         free, _ = torch.cuda.mem_get_info()
         given = pool.sleep()
         assert given == held, "nothing lives in it"
-        assert torch.cuda.mem_get_info()[0] >= free + given
+        if not SHARED_GPU:
+            assert torch.cuda.mem_get_info()[0] >= free + given
         stats = pool.stats()
         assert stats["asleep"]
         assert (stats["reserved_bytes"], stats["away_bytes"]) == (0, held)
@@ -103,15 +106,16 @@ Replay = tuple[Callable[[], object], "Tensor"]  # and the output
 def of_a_graph(make: Callable[[cgp.GraphPool], Captured]) -> Callable[[cgp.GraphPool], Replay]:
     def of(pool: cgp.GraphPool) -> Replay:
         captured = make(pool)
-        return captured.graph.replay, captured.y
+        return lambda: captured.graph.replay(), captured.y
 
     return of
 
 
 def of_a_runner(pool: cgp.GraphPool) -> Replay:
-    run = cgp.GraphRunner(chain, sizes=[700], pool=pool, progress=False)
+    y = torch.empty_like(fresh(700, seed=0))
+    run = cgp.GraphRunner(lambda x: y.copy_(chain(x)), sizes=[700], pool=pool, progress=False)
     x = fresh(700, seed=0)
-    return lambda: run(x), run(x)
+    return lambda: run(x), y  # what a call returns does not live
 
 
 def of_graphed_callables(pool: cgp.GraphPool) -> Replay:
