@@ -87,6 +87,8 @@ class Pool {
   uint64_t spare_bytes() const;
   // Whether the driver failed to take back something that is of no use any more.
   bool has_remains() const { return ranges_.has_remains(); }
+  // Whether anything is mapped, even if all that stands behind it is away.
+  bool has_mappings() const { return ranges_.mapping_count() > 0; }
   // Gives both back, and unmaps all that live blocks do not need. If the driver fails, everything
   // else is given back all the same, then its first error is thrown. The next GiveBack() tries the
   // rest again. pre: no graph that was captured into the pool still lives, no scope is open, the

@@ -199,7 +199,7 @@ bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesc
 
 // Whether the pool has anything from the driver.
 bool PoolSet::HasMemory(const Member& member) const {
-  return member.pool.reserved_bytes() > 0 || member.pool.has_remains() || member.loan != nullptr;
+  return member.pool.has_mappings() || member.pool.has_remains() || member.loan != nullptr;
 }
 
 bool PoolSet::CanTrim(const Member& member) const {
@@ -228,7 +228,8 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
     if (only && id != *only) continue;
     Member& member = Known(id);
     const Pool& pool = member.pool;
-    const bool has_spare = pool.spare_bytes() > 0 || pool.has_remains() || member.loan != nullptr;
+    const bool is_empty = pool.live_blocks() == 0 && HasMemory(member);
+    const bool has_spare = is_empty || pool.spare_bytes() > 0 || pool.has_remains() || member.loan;
     if (CanTrim(member) && has_spare) due.push_back(&member);
   }
   if (due.empty()) return 0;
