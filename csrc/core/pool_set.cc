@@ -69,12 +69,12 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
 void PoolSet::EndScope(PoolId id, bool may_ask_device) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
-  if (!member.pool.in_scope()) {
+  if (!member.is_open()) {
     throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
                      ", so there is nothing to end.");
   }
   const bool capture = member.pool.in_capture_scope();
-  member.pool.EndScope(may_ask_device && MayQuiesce());
+  if (member.pool.in_scope()) member.pool.EndScope(may_ask_device && MayQuiesce());
   Count(member);
   if (capture) --captures_;
   if (member.lender != nullptr) EndLoanScope(member);
@@ -96,7 +96,7 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
                         std::optional<CaptureId> capture, bool whole_pages) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
-  if (!member.pool.in_scope()) {
+  if (!member.is_open()) {
     throw UsageError("cudagraph_pool: nothing may be allocated to pool " + ToString(id) +
                      " now: no capture and no use_pool block that fills it is open.");
   }
@@ -202,7 +202,7 @@ bool PoolSet::HasMemory(const Member& member) const {
 }
 
 bool PoolSet::CanTrim(const Member& member) const {
-  const bool lends = member.loan != nullptr && member.loan->pool.in_scope();
+  const bool lends = member.loan != nullptr && member.loan->is_open();
   return member.users == 0 && !member.pool.in_scope() && !lends && member.lender == nullptr;
 }
 
@@ -294,7 +294,7 @@ bool PoolSet::Contains(PoolId id) const {
 bool PoolSet::InScope(PoolId id) const {
   const std::lock_guard lock(mutex_);
   const auto it = members_.find(id);
-  return it != members_.end() && it->second->pool.in_scope();
+  return it != members_.end() && it->second->is_open();
 }
 
 int PoolSet::UseCount(PoolId id) const {

@@ -32,8 +32,10 @@ struct PoolSet::Member {
   // one of the two.
   Member* loan = nullptr;
   Member* lender = nullptr;  // of a loan
-  // Of a loan whose scope is open: the lender took back what was free.
+  // Of a loan whose scope is open: the lender took back what was free. The pool's own scope may be
+  // over then, until the next allocation.
   bool is_withdrawn = false;
+  bool is_open() const { return pool.in_scope() || is_withdrawn; }
   // Of a lender: what came back may still be used by work that borrowed; a replay waits for that.
   bool needs_mark = false;
   std::shared_ptr<SharedEvent> borrowers;  // mark

@@ -55,7 +55,7 @@ void PoolSet::DropCapture(PoolId id, uint64_t capture) noexcept {
 // The pool, which may give pages away now.
 PoolSet::Member& PoolSet::KnownToLease(PoolId id, const char* what) {
   Member& member = Known(id);
-  const bool lends = member.loan != nullptr && member.loan->pool.in_scope();
+  const bool lends = member.loan != nullptr && member.loan->is_open();
   if (member.pool.in_scope() || lends) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) + " cannot " + what + " now: a " +
                      (lends ? "lend" : "capture or use_pool") +
@@ -258,7 +258,7 @@ void PoolSet::Withdraw(Member& lender) {
   Count(loan);
   if (Count(lender)) NoteNewPeak();
   lender.needs_mark = true;
-  loan.is_withdrawn = loan.pool.in_scope();
+  loan.is_withdrawn = loan.is_open();
 }
 
 // What cannot go back for lack of the host's memory goes back before the lender's next scope.
@@ -284,31 +284,25 @@ void PoolSet::EndLoan(Member& lender) {
   Count(loan);
   lender.needs_mark = false;
   lender.borrowers.reset();
-  if (loan.pool.live_blocks() > 0 || loan.pool.in_scope() || loan.pool.has_remains()) return;
+  if (loan.pool.live_blocks() > 0 || loan.is_open() || loan.pool.has_remains()) return;
   const PoolId id = loan.id;
   lender.loan = nullptr;
   loan.lender = nullptr;
   EraseIfGone(id);
 }
 
-// The lender took back what was free, while the loan's scope went on: it begins anew.
+// The lender took back what was free, while the loan's scope went on: it begins anew. Until it has
+// begun, is_withdrawn says that it is open: what fails here is tried again.
 void PoolSet::RenewLoan(Member& loan) {
   if (!MayQuiesce()) {
     throw UsageError("cudagraph_pool: pool " + ToString(loan.lender->id) +
                      " cannot lend now: a capture is under way on device " +
                      std::to_string(driver_.device()) + ". End it first.");
   }
-  loan.pool.EndScope();
-  loan.is_withdrawn = false;
-  // A scope is open whatever happens, since its owner will end it.
-  std::exception_ptr error;
-  try {
-    if (!loan.lender->pool.in_scope() && !loan.lender->pool.asleep()) Lend(*loan.lender);
-  } catch (const std::exception&) {
-    error = std::current_exception();
-  }
+  if (loan.pool.in_scope()) loan.pool.EndScope();
+  if (!loan.lender->pool.in_scope() && !loan.lender->pool.asleep()) Lend(*loan.lender);
   loan.pool.BeginScope(ScopeKind::kLoan);
-  if (error) std::rethrow_exception(error);
+  loan.is_withdrawn = false;
 }
 
 uint64_t PoolSet::LendableBytes(PoolId id) const {
