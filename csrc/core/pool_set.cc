@@ -69,13 +69,12 @@ void PoolSet::BeginScope(PoolId id, ScopeKind kind, bool capturing) {
 void PoolSet::EndScope(PoolId id, bool may_ask_device) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
-  if (member.is_withdrawn && !member.pool.in_scope()) return EndLoanScope(member);
-  if (!member.pool.in_scope()) {
+  if (!member.is_open()) {
     throw UsageError("cudagraph_pool: nothing is being allocated to pool " + ToString(id) +
                      ", so there is nothing to end.");
   }
   const bool capture = member.pool.in_capture_scope();
-  member.pool.EndScope(may_ask_device && MayQuiesce());
+  if (member.pool.in_scope()) member.pool.EndScope(may_ask_device && MayQuiesce());
   Count(member);
   if (capture) --captures_;
   if (member.lender != nullptr) EndLoanScope(member);
@@ -97,12 +96,12 @@ Block PoolSet::Allocate(PoolId id, uint64_t bytes, StreamId stream,
                         std::optional<CaptureId> capture, bool whole_pages) {
   const std::lock_guard lock(mutex_);
   Member& member = Known(id);
-  if (member.is_withdrawn) RenewLoan(member);
-  if (!member.pool.in_scope()) {
+  if (!member.is_open()) {
     throw UsageError("cudagraph_pool: nothing may be allocated to pool " + ToString(id) +
                      " now: no capture and no use_pool block that fills it is open.");
   }
   if (bytes == 0) throw UsageError("cudagraph_pool: a block of 0 bytes was asked for.");
+  if (member.is_withdrawn) RenewLoan(member);
   UnmapStale(member);
   ReserveMore(reservations_, 1);
   Block block;
@@ -132,6 +131,7 @@ std::optional<Block> PoolSet::TryFree(Address address) {
   Member* const member = FindOwner(address);
   if (member == nullptr) return std::nullopt;
   const Block block = member->pool.Free(address);
+  member->Forget(address);
   Count(*member);
   usage_.Freed(block);
   return block;
@@ -161,7 +161,11 @@ RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   Withdraw(member);
   RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
   Count(member);
-  for (const Block& block : delta.freed) usage_.Freed(block);
+  for (const Block& block : delta.freed) {
+    usage_.Freed(block);
+    const bool leases = !member.leased_blocks.empty();
+    if (leases && std::ranges::count(delta.allocated, block) == 0) member.Forget(block.address);
+  }
   for (const Block& block : delta.allocated) {
     if (usage_.Allocated(block)) NoteNewPeak();
   }
@@ -197,13 +201,13 @@ bool PoolSet::HasReserved(Address address) const {
 // Whether the device may be waited for and marked: no capture is known that this would break.
 bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesce(); }
 
-// Whether the pool has anything from the driver.
+// Whether the pool has anything from the driver, or has given it away.
 bool PoolSet::HasMemory(const Member& member) const {
-  return member.pool.has_mappings() || member.pool.has_remains() || member.loan != nullptr;
+  return member.pool.has_pages() || member.pool.has_remains() || member.loan != nullptr;
 }
 
 bool PoolSet::CanTrim(const Member& member) const {
-  const bool lends = member.loan != nullptr && member.loan->has_scope();
+  const bool lends = member.loan != nullptr && member.loan->is_open();
   return member.users == 0 && !member.pool.in_scope() && !lends && member.lender == nullptr;
 }
 
@@ -228,18 +232,25 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
     if (only && id != *only) continue;
     Member& member = Known(id);
     const Pool& pool = member.pool;
-    const bool is_empty = pool.live_blocks() == 0 && HasMemory(member);
-    const bool has_spare = is_empty || pool.spare_bytes() > 0 || pool.has_remains() || member.loan;
+    const bool has_spare = pool.has_spare() || pool.has_remains() || member.loan != nullptr;
     if (CanTrim(member) && has_spare) due.push_back(&member);
   }
   if (due.empty()) return 0;
   // Work that was submitted before may still use the pages.
   driver_.Quiesce();
-  for (Member* const member : due) EndLoan(*member);
-  for (Member* const member : due) member->pool.PrepareGiveBack();
-  // Nothing has changed so far, and nothing below throws but the driver.
   uint64_t bytes = 0;
   std::exception_ptr error;
+  std::erase_if(due, [&](Member* member) {
+    try {
+      EndLoan(*member);
+      return false;
+    } catch (const DriverError&) {
+      error = std::current_exception();
+      return true;
+    }
+  });
+  for (Member* const member : due) member->pool.PrepareGiveBack();
+  // Nothing has changed so far but loans, and nothing below throws but the driver.
   for (Member* const member : due) {
     const uint64_t reserved = member->pool.reserved_bytes();
     try {
@@ -272,7 +283,12 @@ uint64_t PoolSet::TrimmableBytes() const {
   uint64_t bytes = 0;
   for (const PoolId id : unused_) {
     const Member& member = Known(id);
-    if (CanTrim(member)) bytes += member.pool.spare_bytes();
+    if (!CanTrim(member)) continue;
+    bytes += member.pool.spare_bytes();
+    if (member.loan == nullptr) continue;
+    for (const Pool::LentHandle& handle : member.loan->pool.UnusedHandles()) {
+      bytes += handle.pages * member.pool.page_bytes();
+    }
   }
   return bytes;
 }
@@ -291,7 +307,7 @@ bool PoolSet::Contains(PoolId id) const {
 bool PoolSet::InScope(PoolId id) const {
   const std::lock_guard lock(mutex_);
   const auto it = members_.find(id);
-  return it != members_.end() && it->second->pool.in_scope();
+  return it != members_.end() && it->second->is_open();
 }
 
 int PoolSet::UseCount(PoolId id) const {

@@ -32,15 +32,19 @@ struct PoolSet::Member {
   // one of the two.
   Member* loan = nullptr;
   Member* lender = nullptr;  // of a loan
-  // Of a loan whose scope is open: the lender took back what was free, so the pool's own scope
-  // begins anew with the next allocation.
+  // Of a loan whose scope is open: the lender took back what was free. The pool's own scope may be
+  // over then, until the next allocation.
   bool is_withdrawn = false;
-  bool has_scope() const { return pool.in_scope() || is_withdrawn; }
+  bool is_open() const { return pool.in_scope() || is_withdrawn; }
   // Of a lender: what came back may still be used by work that borrowed; a replay waits for that.
   bool needs_mark = false;
   std::shared_ptr<SharedEvent> borrowers;  // mark
   std::vector<LeaseId> block_leases;       // the named blocks' are in leased_blocks, likewise
   std::vector<std::vector<Address>> leased_blocks;
+  // A block is gone: another one may come to start there.
+  void Forget(Address address) {
+    for (std::vector<Address>& blocks : leased_blocks) std::erase(blocks, address);
+  }
   LeaseId last_lease = Pool::kLent;
 };
 

@@ -30,6 +30,8 @@ IndexSet Pool::ReserveLease(const std::vector<LentHandle>& handles) {
 }
 
 void Pool::SetLease(const std::vector<LentHandle>& handles, const IndexSet& pages, LeaseId lease) {
+  if (handles.empty()) return;
+  stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   for (const LentHandle& handle : handles) ranges_.SetLease(handle.first, lease);
   lease == kNoLease ? memory_.bytes().Unlease(pages) : memory_.bytes().Lease(pages);
   lent_ = CountLeased(kLent);
@@ -40,7 +42,6 @@ void Pool::SetLease(const std::vector<LentHandle>& handles, const IndexSet& page
 // lease.
 Leased Pool::Evict(const std::vector<LentHandle>& handles, LeaseId lease,
                    std::exception_ptr* error) {
-  stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   SetLease(handles, ReserveLease(handles), lease);
   Leased leased;
   for (const LentHandle& handle : handles) {
@@ -61,7 +62,7 @@ Leased Pool::Sleep(bool keeps_live, std::exception_ptr* error) {
   ForEachHandle([&](PageId handle) {
     const LeaseId lease = ranges_.lease_of(handle);
     const bool goes = lease == kNoLease ? !keeps_live || live[Index(handle)].others == 0
-                                        : lease == kAsleep && ranges_.is_present(handle);
+                                        : lease == kAsleep && !ranges_.is_released(handle);
     if (goes) handles.push_back(AsLent(handle));
   });
   const Leased leased = Evict(handles, kAsleep, error);
@@ -92,11 +93,14 @@ Leased Pool::EvictBlocks(LeaseId lease, const std::vector<Address>& blocks,
   return Evict(handles, lease, error);
 }
 
-// All or nothing: after an error what has come back goes again, as far as the driver lets it.
+// All or nothing: after an error what this call has made goes again, as far as the driver lets it.
+// Other mappings may be in use as far as the driver knows.
 Leased Pool::BringBack(LeaseId lease) {
   CGP_CHECK(!in_scope());
   const std::vector<LentHandle> handles = HandlesOf(lease);
   const IndexSet pages = ReserveLease(handles);
+  std::vector<LentHandle> anew = handles;
+  std::erase_if(anew, [&](const LentHandle& handle) { return !ranges_.is_released(handle.first); });
   Leased back;
   try {
     for (const LentHandle& handle : handles) {
@@ -107,8 +111,8 @@ Leased Pool::BringBack(LeaseId lease) {
       back.mappings += ranges_.vpages_of(handle.first).size();
     }
   } catch (const DriverError&) {
-    // While something captures nothing may be unmapped: it stays until the next attempt.
-    for (const LentHandle& handle : handles) {
+    // While something captures nothing may be unmapped: it stays until the next sleep.
+    for (const LentHandle& handle : anew) {
       if (memory_.MayQuiesce()) ranges_.Evict(handle.first, nullptr);
     }
     throw;

@@ -59,7 +59,7 @@ PoolSet::Member& PoolSet::KnownToLease(PoolId id, const char* what) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) + " is a loan, which cannot " + what +
                      ": ask pool " + ToString(member.lender->id) + ".");
   }
-  const bool lends = member.loan != nullptr && member.loan->has_scope();
+  const bool lends = member.loan != nullptr && member.loan->is_open();
   if (member.pool.in_scope() || lends) {
     throw UsageError("cudagraph_pool: pool " + ToString(id) + " cannot " + what + " now: a " +
                      (lends ? "lend" : "capture or use_pool") +
@@ -248,9 +248,11 @@ void PoolSet::Lend(Member& lender) {
   if (Count(loan)) NoteNewPeak();
 }
 
-// What has no live block in the loan becomes free in the lender again.
+// What has no live block in the loan becomes free in the lender again. Not while eager work goes on
+// there: that has waited only for what the device had been given when its scope began.
 void PoolSet::Withdraw(Member& lender) {
   if (lender.loan == nullptr) return;
+  if (lender.pool.in_scope() && !lender.pool.in_capture_scope()) return;
   Member& loan = *lender.loan;
   const Handles unused = loan.pool.UnusedHandles();
   if (unused.empty()) return;
@@ -261,7 +263,7 @@ void PoolSet::Withdraw(Member& lender) {
   Count(loan);
   if (Count(lender)) NoteNewPeak();
   lender.needs_mark = true;
-  loan.is_withdrawn |= loan.pool.in_scope();
+  loan.is_withdrawn = loan.is_open();
 }
 
 // What cannot go back for lack of the host's memory goes back before the lender's next scope.
@@ -273,33 +275,37 @@ void PoolSet::EndLoanScope(Member& loan) noexcept {
   }
 }
 
-// The loan's mappings go, except those of live blocks. pre: the device is idle.
+// The loan's mappings go, except those of live blocks. What the driver keeps of them the next call
+// tries again; till then its memory is not to be given away. pre: the device is idle.
 void PoolSet::EndLoan(Member& lender) {
   if (lender.loan == nullptr) return;
   Member& loan = *lender.loan;
   Withdraw(lender);
   loan.pool.PrepareGiveBack();
+  std::exception_ptr error;
   try {
     loan.pool.GiveBack();
-  } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): the next time tries the rest
+  } catch (const DriverError&) {
+    error = std::current_exception();
   }
   DropFreedAddresses(loan);
   Count(loan);
   lender.needs_mark = false;
   lender.borrowers.reset();
-  if (loan.pool.live_blocks() > 0 || loan.pool.has_remains()) return;
+  if (error) std::rethrow_exception(error);
+  if (loan.is_open() || loan.pool.has_pages() || loan.pool.has_remains()) return;
   const PoolId id = loan.id;
   lender.loan = nullptr;
   loan.lender = nullptr;
   EraseIfGone(id);
 }
 
-// The lender took back what was free, while the loan's scope went on: it begins anew. If that
-// fails, the scope's next allocation tries again.
+// The lender took back what was free, while the loan's scope went on: it begins anew. Until it has
+// begun, is_withdrawn says that it is open: what fails here is tried again.
 void PoolSet::RenewLoan(Member& loan) {
   if (loan.pool.in_scope()) loan.pool.EndScope();
   if (!loan.lender->pool.in_scope()) Lend(*loan.lender);
-  loan.pool.BeginScope(ScopeKind::kLoan, MayQuiesce());
+  loan.pool.BeginScope(ScopeKind::kLoan);
   loan.is_withdrawn = false;
 }
 
