@@ -25,7 +25,7 @@ IndexSet Pool::PagesOf(const std::vector<LentHandle>& handles) const {
 
 IndexSet Pool::ReserveLease(const std::vector<LentHandle>& handles) {
   memory_.ReserveOpening();
-  memory_.bytes().ReserveTake();
+  memory_.bytes().ReserveHold();
   return PagesOf(handles);
 }
 

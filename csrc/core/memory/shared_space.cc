@@ -161,7 +161,13 @@ RangeTable::Renumbering SharedSpace::Shrink(RangeTable::Shrinking& prepared) noe
 
 void SharedSpace::ReserveWoken() {
   woken_.clear();
-  ReserveMore(woken_, space_.free_extents() + space_.page_count());  // which Hold() may split
+  ReserveMore(woken_, space_.free_extents() + 1);
+}
+
+void SharedSpace::ReserveHold() {
+  ReserveTake();
+  woken_.clear();
+  ReserveMore(woken_, space_.free_extents() + space_.page_count());
 }
 
 void SharedSpace::ReserveOpening(std::size_t fence_limit) {

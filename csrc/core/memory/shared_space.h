@@ -135,14 +135,16 @@ class SharedSpace {
   // Gives everyone what is behind these fences, or puts it behind `now`. O(nodes behind them). pre:
   // ReserveOpening(), ReserveFence(now).
   void Open(std::span<const FenceId> opened, FenceId now = FenceId::kOpen);
-  // Puts the free bytes of the pages behind the fence, but not those of a lease. pre: `pages` has room for all;
-  // ReserveFence(), ReserveTake(), ReserveOpening().
+  // Makes room for Hold(), and for opening what it cuts in two.
+  void ReserveHold();
+  // Puts the free bytes of the pages behind the fence, but not those of a lease. pre: `pages` has
+  // room for all; ReserveFence(), ReserveHold().
   void Hold(const IndexSet& pages, FenceId fence);
 
   // --- Leases ---
 
   // Lease() hides the free bytes of the pages, and what is freed there from now on. Unlease() gives
-  // them to everyone. pre: `pages` has room for all; ReserveTake(), ReserveOpening().
+  // them to everyone. pre: `pages` has room for all; ReserveHold().
   bool has_leased() const { return has_leased_; }
   void Lease(const IndexSet& pages);
   void Unlease(const IndexSet& pages);

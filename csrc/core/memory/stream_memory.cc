@@ -128,7 +128,7 @@ void StreamMemory::WaitForReplays(StreamId stream) {
 void StreamMemory::HoldFromEager(const IndexSet& pages) {
   const FenceId held = fences_.Held(/*eager=*/true);
   bytes_.ReserveFence(held);
-  bytes_.ReserveTake();
+  bytes_.ReserveHold();
   std::vector<Others*> captured;
   blocks_.ForEach([&](Address, LiveBlock& live) {
     bool is_captured = false;
