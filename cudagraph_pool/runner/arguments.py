@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -16,6 +17,8 @@ from torch.utils import _pytree as pytree
 from .._adapter import load_adapter
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
+_KIND = operator.attrgetter("requires_grad", "dtype", "device", "layout", "is_nested")
+_SHAPE = operator.attrgetter("shape")
 CONSTANTS = (
     *(int, bool, float, complex, str, bytes, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -58,8 +61,11 @@ class Signature:
         parts = list(module.modules()) if isinstance(module, nn.Module) else []
         both = [members for part in parts for members in (part._parameters, part._buffers)]
         self._members = [members for members in both if isinstance(members, dict)]  # no TorchScript
-        self._attributes = [vars(part) for part in parts]
-        self._read_weights = load_adapter().read_weights
+        self._read_weights = functools.partial(
+            load_adapter().read_weights, self._members, [vars(part) for part in parts]
+        )
+        self._weights = b"", b""
+        self._state = self._variant = ()
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Reads a call. It runs before each replay: it is short where all arguments are tensors.
@@ -69,31 +75,42 @@ class Signature:
             kwargs = dict(sorted(kwargs.items()))
         tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
         constants: Hashable = ()
-        if not all(map(is_plain, tensors)):
-            leaves, tree = pytree.tree_flatten((args, kwargs))
-            tensors = [x for x in leaves if is_plain(x)]
-            try:
-                others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
-                constants = _node(tree), *others
-            except TypeError:
-                for path, leaf in self.named_leaves(args, kwargs):
-                    if not is_plain(leaf):
-                        _constant(leaf, path)  # raises the error with the name
-                raise
+        if not _PLAIN.issuperset(map(type, tensors)):
+            tensors, constants = self._flatten(args, kwargs)
         casts = torch.is_autocast_enabled(self._device_type)
-        addresses, flags = self._read_weights(self._members, self._attributes)
+        self._weights = addresses, flags = self._read_weights(self._weights)
         # Of weights types, who requires gradients, and which parts are in training are the flags.
-        variant = (
-            *(len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])),
-            *(torch.is_grad_enabled(), casts and torch.get_autocast_dtype(self._device_type)),
-            flags,
+        state = (
+            *(len(args), tuple(kwargs), constants, flags, torch.is_grad_enabled()),
+            *(casts and torch.get_autocast_dtype(self._device_type), addresses),
+            tuple(map(_KIND, tensors)),
         )
-        shapes = tuple([(x.shape, x.dtype, x.device) for x in tensors])
-        return Call(args, kwargs, tensors, variant, (variant, shapes, addresses))
+        if state != self._state:
+            if not all(map(is_plain, tensors)):
+                self._flatten(args, kwargs)  # raises the error
+            self._variant = *state[:6], tuple([x.requires_grad for x in tensors])
+            self._state = state
+        # One state for all shapes: hundreds of keys would not stay in the processor's cache.
+        key = self._state, tuple(map(_SHAPE, tensors))
+        return Call(args, kwargs, tensors, self._variant, key)
+
+    def _flatten(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Tensor], Hashable]:
+        """The tensors among arguments, and all else."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        try:
+            others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
+            return [x for x in leaves if is_plain(x)], (_node(tree), *others)
+        except TypeError:
+            for path, leaf in self.named_leaves(args, kwargs):
+                if not is_plain(leaf):
+                    _constant(leaf, path)  # raises the error with the name
+            raise
 
     def addresses(self) -> bytes:
         """Of the weights."""
-        return bytes(self._read_weights(self._members, self._attributes)[0])
+        return bytes(self._read_weights(self._weights)[0])
 
     def weights(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
         """Each weight, behind the dictionary and the name that keep it."""

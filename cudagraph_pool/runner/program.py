@@ -45,8 +45,8 @@ class Backward:
         weights = setup.signature.weights()
         kept = {id(x): (members, name) for members, name, x in weights if id(x) in found}
         keys = [*map(id, inputs), *kept]
-        # Where the module keeps parameters that get gradients.
-        self.parameters = [*kept.values()]
+        # Where the module keeps parameters that get gradients: in which dictionaries, by which name.
+        self.parameters = [members for members, _ in kept.values()], [*(n for _, n in kept.values())]
         # For each input and parameter the outputs that it gets a gradient from, by number.
         self.reached_from = [{n for n in reached if key in reached[n]} for key in keys]
         # The outputs that have gradients, unless these would reach nothing.
@@ -73,7 +73,7 @@ class Backward:
         """Leaves the gradients of the inputs and parameters."""
         if not self.places:
             return
-        sources = [*inputs, *(members[name] for members, name in self.parameters)]
+        sources = [*inputs, *map(dict.__getitem__, *self.parameters)]
         wanted = [x for x, reached in zip(sources, self.reached_from, strict=True) if reached]
         trained = [outputs[n] for n in self.places]
         # As after the function's own autocast: a backward pass does not choose types anew.
@@ -86,21 +86,27 @@ class Backward:
         self.gradients = [next(rest) if reached else None for reached in self.reached_from]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Captured:
     """One size of a program. It holds no weights."""
 
     statics: list[Tensor]  # what calls are copied to
+    written: list[Tensor]  # the same, and what gradients are copied to
     graphs: list[Graph]  # of the forward pass, and of the backward pass
     outputs: list[Tensor]  # where the graph leaves them
+    counted: list[Tensor]  # of these: inference mode counts no versions, and autograd saves none
     leaves: list[Any]  # what else it returns, with ... for each output
     tree: pytree.TreeSpec  # how these make up what the function returned
     backward: Backward | None
     addresses: bytes  # of the weights that it reads
     pool_bytes: int
     capture_seconds: float
-    last_used: int = 0  # larger the later it was
+    last_used: int  # the number of its last replay, or of its capture
     streams: set[int] = field(default_factory=set)  # that what calls write is recorded for
+
+    def invalidate(self) -> None:
+        """Autograd refuses, from now on, what it has saved of the outputs."""
+        torch._C._increment_version(self.counted)
 
 
 class Program:
@@ -200,13 +206,16 @@ class Program:
 
         backward.grad_outputs = grads
         backward.gradients = [None if x is None else keep(x) for x in backward.gradients]
+        outputs = [*map(keep, outputs)]
         return Captured(
-            *(statics, graphs, [*map(keep, outputs)]),
+            *(statics, [*statics, *grads], graphs, outputs),
+            [x for x in outputs if not x.is_inference()],
             *([... if isinstance(x, Tensor) else x for x in leaves], tree),
             backward=backward if grads else None,
             addresses=signature.addresses(),
             pool_bytes=captures.stats()["reserved_bytes"] - held,
             capture_seconds=time.perf_counter() - began,
+            last_used=captures.order.number,
         )
 
     def _run(self, call: Call, size: Size, at: Size) -> Any:

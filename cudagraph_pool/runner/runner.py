@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NoReturn
 
@@ -137,8 +136,7 @@ class GraphRunner:
         self._setup = Setup(signature, captures, buckets, dim, pad, warmup, clone_outputs)
         self._lock = threading.RLock()
         self._programs: dict[Any, Program] = {}
-        self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
-        self._calls = itertools.count(1)
+        self._plans: dict[Any, Plan | Literal[False]] = {}  # False: of calls larger than all sizes
         self._capturing = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -155,12 +153,13 @@ class GraphRunner:
             return self._call_uncompiled(args, kwargs)
         with self._lock:
             call = self._read(args, kwargs)
-            is_planned = call.key in self._plans
-            if is_planned:
-                plan, outputs = self._replay(call)
-        if not is_planned:
+            plan = self._plans.get(call.key)
+            outputs = plan.run(call.tensors) if plan else ()
+        if plan is None:
             with self._alone():
-                plan, outputs = self._replay(self._plan(args, kwargs))
+                call = self._plan(args, kwargs)
+                plan = self._plans[call.key]
+                outputs = plan.run(call.tensors) if plan else ()
         # Without locks: both may run code of the caller's, which may wait for other threads.
         return plan.assemble(outputs) if plan else self._setup.signature.function(*args, **kwargs)
 
@@ -210,13 +209,6 @@ class GraphRunner:
         with self._setup.captures.lock, self._lock:
             yield
 
-    def _replay(self, call: Call) -> tuple[Plan | None, Sequence[Any]]:
-        """The plan of a call, and what it leaves; none for the function itself."""
-        if plan := self._plans[call.key]:
-            plan.captured.last_used = next(self._calls)
-            return plan, plan.run(call.tensors)
-        return None, ()
-
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if forward_ad._current_level >= 0:
             raise RuntimeError("graphs have no tangents: call the runner outside of dual_level()")
@@ -248,7 +240,7 @@ class GraphRunner:
             self._make_room()
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[call.key] = None if bucket is None else Plan(program, bucket, size)
+        self._plans[call.key] = bucket is not None and Plan(program, bucket, size)
         return call
 
     def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:
@@ -268,7 +260,6 @@ class GraphRunner:
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
                     made[at] = program.capture(call, at)
-                    made[at].last_used = next(self._calls)
                     held = captures.stats()["reserved_bytes"]
                     bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
             if signature.addresses() != addresses:
