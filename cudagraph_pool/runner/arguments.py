@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from .._adapter import load_adapter
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
-_KIND = operator.attrgetter("requires_grad", "dtype", "device", "layout", "is_nested")
+_KIND = operator.attrgetter("requires_grad", "dtype", "device")
 _SHAPE = operator.attrgetter("shape")
 CONSTANTS = (
     *(int, bool, float, complex, str, bytes, type(None)),
@@ -65,7 +65,7 @@ class Signature:
             load_adapter().read_weights, self._members, [vars(part) for part in parts]
         )
         self._weights = b"", b""
-        self._state = self._variant = ()
+        self._state: Any = None
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Reads a call. It runs before each replay: it is short where all arguments are tensors.
@@ -75,38 +75,30 @@ class Signature:
             kwargs = dict(sorted(kwargs.items()))
         tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
         constants: Hashable = ()
-        if not _PLAIN.issuperset(map(type, tensors)):
-            tensors, constants = self._flatten(args, kwargs)
+        if not all(map(is_plain, tensors)):
+            leaves, tree = pytree.tree_flatten((args, kwargs))
+            tensors = [x for x in leaves if is_plain(x)]
+            try:
+                others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
+                constants = _node(tree), *others
+            except TypeError:
+                for path, leaf in self.named_leaves(args, kwargs):
+                    if not is_plain(leaf):
+                        _constant(leaf, path)  # raises the error with the name
+                raise
         casts = torch.is_autocast_enabled(self._device_type)
         self._weights = addresses, flags = self._read_weights(self._weights)
         # Of weights types, who requires gradients, and which parts are in training are the flags.
         state = (
             *(len(args), tuple(kwargs), constants, flags, torch.is_grad_enabled()),
-            *(casts and torch.get_autocast_dtype(self._device_type), addresses),
-            tuple(map(_KIND, tensors)),
+            casts and torch.get_autocast_dtype(self._device_type),
+            *(addresses, *map(_KIND, tensors)),
         )
+        # One object for all shapes: hundreds of keys would not stay in the processor's cache.
         if state != self._state:
-            if not all(map(is_plain, tensors)):
-                self._flatten(args, kwargs)  # raises the error
-            self._variant = *state[:6], tuple([x.requires_grad for x in tensors])
             self._state = state
-        # One state for all shapes: hundreds of keys would not stay in the processor's cache.
-        key = self._state, tuple(map(_SHAPE, tensors))
-        return Call(args, kwargs, tensors, self._variant, key)
-
-    def _flatten(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[list[Tensor], Hashable]:
-        """The tensors among arguments, and all else."""
-        leaves, tree = pytree.tree_flatten((args, kwargs))
-        try:
-            others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
-            return [x for x in leaves if is_plain(x)], (_node(tree), *others)
-        except TypeError:
-            for path, leaf in self.named_leaves(args, kwargs):
-                if not is_plain(leaf):
-                    _constant(leaf, path)  # raises the error with the name
-            raise
+            self._variant = *state[:6], *(x.requires_grad for x in tensors)
+        return Call(args, kwargs, tensors, self._variant, (self._state, *map(_SHAPE, tensors)))
 
     def addresses(self) -> bytes:
         """Of the weights."""

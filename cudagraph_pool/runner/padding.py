@@ -16,24 +16,21 @@ from .arguments import CONSTANTS, flatten_with_paths, is_plain, refuse
 
 Dims = Mapping[int, int]  # of a tensor's dimensions that follow a size, which of its axes each does
 
-# Several tensors of one of these are copied by one launch. Torch 2.11 has no kernel for others.
-_COPIED_TOGETHER = frozenset(
-    (
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        *(torch.complex64, torch.complex128),
-    )
-)
-# Padding of up to so many bytes is copied from a constant, together with a call: a launch of its
-# own would cost the CPU more.
+# One launch copies several tensors of one of these types. Torch 2.11 has no kernel for others.
+_COPIED_TOGETHER = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
+    *(torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
+# Padding of up to so many bytes is copied from a constant, in the launch that copies a call.
 _COPIED_PADDING = 1 << 20
+_ALIGNED = 512  # elements: what lies behind so many is aligned as allocations are
 _FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
 class Input:
     """A tensor argument of one program, and the buffer that its captures read: each the beginning,
-    since one is read at a time. A larger size makes a larger one; graphs keep the old one. Its
-    padding lies behind it: streams that are known to use the one are known to use the other.
+    since one is read at a time. A larger size makes a larger one; graphs keep the old one. Padding
+    lies in front of it: who keeps the one, or knows which streams use it, does so of the other.
     """
 
     def __init__(
@@ -60,10 +57,10 @@ class Input:
         self._type = tensor.dtype, tensor.device
         form = _FORMATS.get(rank, torch.contiguous_format)
         is_other = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
-        self._format = form if is_other else torch.contiguous_format
+        self.format = form if is_other else torch.contiguous_format
         shapes = (_extents(self._shape, self.dims, size) for size in sizes)
         self._elements = max(map(math.prod, shapes), default=0)
-        self._buffer = self._padding = torch.empty(0)
+        self._buffer: Tensor | None = None
 
     def check(self, tensor: Tensor) -> None:
         """Raises ValueError if graphs that were captured for this input cannot read ``tensor``."""
@@ -83,58 +80,48 @@ class Input:
         nothing in a warm-up that a capture would find.
         """
         shape = _extents(self._shape, self.dims, size)
-        dense = torch.empty(shape, device="meta", memory_format=self._format)
+        dense = torch.empty(shape, device="meta", memory_format=self.format)
         dtype, device = self._type
         # A tensor that is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False):
-            if self._buffer.numel() < dense.numel():
+            if self._buffer is None or self._buffer.numel() < dense.numel():
                 n = self._elements = max(self._elements, dense.numel())
-                is_copied = self.dims and dtype in _COPIED_TOGETHER
-                padding = min(n, _COPIED_PADDING // dtype.itemsize) if is_copied else 0
-                memory = torch.full((n + padding,), self.pad, dtype=dtype, device=device)
-                self._buffer, self._padding = memory.split([n, padding])
+                most = _COPIED_PADDING // dtype.itemsize if dtype in _COPIED_TOGETHER else 0
+                padding = min(-(-n // _ALIGNED) * _ALIGNED, most) if self.dims else 0
+                memory = torch.empty(padding + n, dtype=dtype, device=device)
+                memory[:padding] = self.pad
+                self._buffer = memory[padding:]
             static = self._buffer.as_strided(dense.shape, dense.stride()).detach()
             return static.requires_grad_(self.requires_grad)
-
-
-    def padding_like(self, rest: Tensor) -> Tensor | None:
-        """A constant for this part of the buffer, if both are as one launch can copy them."""
-        is_dense = rest.is_contiguous(memory_format=self._format)
-        if not is_dense or rest.numel() > self._padding.numel():
-            return None
-        return self._padding.as_strided(rest.shape, rest.stride(), self._padding.storage_offset())
 
 
 class Copies:
     """Copies the tensors of calls of one size to where a graph reads them, and pads the rest."""
 
-    def __init__(self, inputs: Sequence[Input], statics: Sequence[Tensor], size: Size) -> None:
+    def __init__(self, inputs: Iterable[Input], statics: Iterable[Tensor], size: Size) -> None:
         self._fills = []
-        # What one launch copies: the first are of these places among the tensors of a call, ...
-        self._launches = []
-        places: dict[Any, list[int]] = {}
-        for n, static in enumerate(statics):
-            kind = static.dtype if static.dtype in _COPIED_TOGETHER else n
-            places.setdefault(kind, []).append(n)
-        for group in places.values():
-            targets, rests, padding = [], [], []
-            for given, target in ((inputs[n], statics[n].detach()) for n in group):
-                for dim, axis in given.dims.items():
-                    rest = target.narrow(dim, size[axis], target.shape[dim] - size[axis])
-                    target = target.narrow(dim, 0, size[axis])
-                    pad = given.padding_like(rest)
-                    if rest.numel() and pad is not None:
-                        rests.append(rest)
-                        padding.append(pad)
-                    elif rest.numel():
-                        self._fills.append((rest, given.pad))
-                targets.append(target)
-            self._launches.append((group, targets + rests, padding))
+        # What one launch copies: tensors of a call, by place, to the first of targets; padding.
+        self._launches: dict[Any, tuple[list[int], list[Tensor], list[Tensor]]] = {}
+        for place, (given, static) in enumerate(zip(inputs, statics, strict=True)):
+            kind = static.dtype if static.dtype in _COPIED_TOGETHER else place
+            places, targets, padding = self._launches.setdefault(kind, ([], [], []))
+            target = static.detach()
+            for dim, axis in given.dims.items():
+                rest = target.narrow(dim, size[axis], target.shape[dim] - size[axis])
+                target = target.narrow(dim, 0, size[axis])
+                is_dense = rest.is_contiguous(memory_format=given.format)
+                if not is_dense or rest.numel() > static.storage_offset():
+                    self._fills.append((rest, given.pad))
+                elif rest.numel():
+                    targets.append(rest)
+                    padding.append(rest.as_strided(rest.shape, rest.stride(), 0))
+            targets.insert(len(places), target)
+            places.append(place)
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         for rest, pad in self._fills:
             rest.fill_(pad)
-        for places, targets, padding in self._launches:
+        for places, targets, padding in self._launches.values():
             if len(targets) == 1:
                 targets[0].copy_(tensors[places[0]])
             else:

@@ -45,8 +45,8 @@ class Backward:
         weights = setup.signature.weights()
         kept = {id(x): (members, name) for members, name, x in weights if id(x) in found}
         keys = [*map(id, inputs), *kept]
-        # Where the module keeps parameters that get gradients: in which dictionaries, by which name.
-        self.parameters = [members for members, _ in kept.values()], [*(n for _, n in kept.values())]
+        # Where the module keeps parameters that get gradients: dictionaries, and names in them.
+        self.parameters = [*zip(*kept.values(), strict=True)] or [(), ()]
         # For each input and parameter the outputs that it gets a gradient from, by number.
         self.reached_from = [{n for n in reached if key in reached[n]} for key in keys]
         # The outputs that have gradients, unless these would reach nothing.
