@@ -8,7 +8,7 @@ namespace cgp {
 // ExecCache, SharedGraph: a file of their own, since torch.cuda.CUDAGraph's header compiles slowly.
 void BindExecs(pybind11::module_& m);
 
-// read_weights: where the parameters and buffers of modules are, as it was known or not.
+// read_weights: where the parameters and buffers of modules are.
 void BindWeights(pybind11::module_& m);
 
 // blas_workspaces, hold_workspaces, make_stream: cuBLAS's workspaces by stream, what holds them for

@@ -38,9 +38,7 @@ class Call(NamedTuple):
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments with other tensors."""
         rest = iter(tensors)
-        leaves, tree = pytree.tree_flatten((self.args, self.kwargs))
-        leaves = [next(rest) if isinstance(x, Tensor) else x for x in leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, tree)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.args, self.kwargs))
         return args, kwargs
 
 
@@ -61,16 +59,13 @@ class Signature:
         parts = list(module.modules()) if isinstance(module, nn.Module) else []
         both = [members for part in parts for members in (part._parameters, part._buffers)]
         self._members = [members for members in both if isinstance(members, dict)]  # no TorchScript
-        self._read_weights = functools.partial(
-            load_adapter().read_weights, self._members, [vars(part) for part in parts]
-        )
+        read = load_adapter().read_weights
+        self._read_weights = functools.partial(read, self._members, [*map(vars, parts)])
         self._weights = b"", b""
         self._state: Any = None
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Reads a call. It runs before each replay: it is short where all arguments are tensors.
-        Raises TypeError for an argument that is neither a plain strided tensor nor a constant.
-        """
+        """Before each replay. Raises TypeError for what is no plain tensor and no constant."""
         if kwargs and not self._sees_order:
             kwargs = dict(sorted(kwargs.items()))
         tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
@@ -106,8 +101,7 @@ class Signature:
 
     def weights(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
         """Each weight, behind the dictionary and the name that keep it."""
-        for members in self._members:
-            yield from ((members, name, x) for name, x in members.items() if x is not None)
+        return ((own, name, x) for own in self._members for name, x in own.items() if x is not None)
 
     def named_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """The leaves of a call with their paths, as errors and options name them: inputs['ids'].
@@ -129,8 +123,7 @@ def refuse(value: Any, path: str) -> NoReturn:
     """Raises TypeError for what is neither a plain tensor of the right device nor a constant."""
     kind = type(value).__name__
     if isinstance(value, Tensor):
-        nested = "nested " if value.is_nested else ""
-        kind = f"{nested}{kind} of layout {value.layout} on {value.device}"
+        kind = f"{'nested ' * value.is_nested}{kind} of layout {value.layout} on {value.device}"
     raise TypeError(
         f"{path} holds a {kind}; a GraphRunner takes and returns plain strided tensors on "
         "the device of its pool, and constants"

@@ -23,8 +23,7 @@ _COPIED_TOGETHER = {
 }
 # Padding of up to so many bytes is copied from a constant, in the launch that copies a call.
 _COPIED_PADDING = 1 << 20
-_ALIGNED = 512  # elements: what lies behind so many is aligned as allocations are
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+_FORMATS = torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 
 
 class Input:
@@ -55,9 +54,8 @@ class Input:
         self.requires_grad = tensor.requires_grad
         self._shape = self._shape_of(tensor)
         self._type = tensor.dtype, tensor.device
-        form = _FORMATS.get(rank, torch.contiguous_format)
-        is_other = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
-        self.format = form if is_other else torch.contiguous_format
+        fitting = (form for form in _FORMATS if tensor.is_contiguous(memory_format=form))
+        self.format = next(fitting, torch.contiguous_format)
         shapes = (_extents(self._shape, self.dims, size) for size in sizes)
         self._elements = max(map(math.prod, shapes), default=0)
         self._buffer: Tensor | None = None
@@ -76,9 +74,7 @@ class Input:
         return [-1 if dim in self.dims else n for dim, n in enumerate(tensor.shape)]
 
     def at(self, size: Size) -> Tensor:
-        """What a graph of this size reads: a new tensor each time, of which a function has kept
-        nothing in a warm-up that a capture would find.
-        """
+        """A new one each time: a capture must not find what a function kept of it in a warm-up."""
         shape = _extents(self._shape, self.dims, size)
         dense = torch.empty(shape, device="meta", memory_format=self.format)
         dtype, device = self._type
@@ -87,7 +83,7 @@ class Input:
             if self._buffer is None or self._buffer.numel() < dense.numel():
                 n = self._elements = max(self._elements, dense.numel())
                 most = _COPIED_PADDING // dtype.itemsize if dtype in _COPIED_TOGETHER else 0
-                padding = min(-(-n // _ALIGNED) * _ALIGNED, most) if self.dims else 0
+                padding = min(-(-n // 512) * 512, most) if self.dims else 0  # n are aligned
                 memory = torch.empty(padding + n, dtype=dtype, device=device)
                 memory[:padding] = self.pad
                 self._buffer = memory[padding:]
@@ -100,7 +96,7 @@ class Copies:
 
     def __init__(self, inputs: Iterable[Input], statics: Iterable[Tensor], size: Size) -> None:
         self._fills = []
-        # What one launch copies: tensors of a call, by place, to the first of targets; padding.
+        # Of each launch the places of its tensors in a call; their targets and padding's; padding.
         self._launches: dict[Any, tuple[list[int], list[Tensor], list[Tensor]]] = {}
         for place, (given, static) in enumerate(zip(inputs, statics, strict=True)):
             kind = static.dtype if static.dtype in _COPIED_TOGETHER else place

@@ -17,9 +17,7 @@ from .program import Program
 
 
 class Plan:
-    """What is decided once for all calls of a shape. Where there are hundreds, each object of its
-    own that a call needs is fetched from memory.
-    """
+    """What is decided once for all calls of a shape. The processor's cache holds few of them."""
 
     def __init__(self, program: Program, bucket: Size, size: Size) -> None:
         assert program.cuts is not None
@@ -27,16 +25,16 @@ class Plan:
         self._what = f"of size {shown(size)} in the graph of {shown(bucket)}"
         self._captures = program.setup.captures
         self._copy = Tensor.clone if program.setup.clone_outputs else Tensor.detach
-        self._copies = Copies(program.inputs, captured.statics, size)
+        count = len(program.inputs)
+        self._copies = Copies(program.inputs, captured.written[:count], size)
         # A copy would be recorded where gradients are enabled, had it no backward pass of its own.
-        self._records = captured.backward is not None or (
-            torch.is_grad_enabled() and any(given.requires_grad for given in program.inputs)
-        )
+        requires_grad = any(given.requires_grad for given in program.inputs)
+        self._records = captured.backward.places or (requires_grad and torch.is_grad_enabled())
         pairs = zip(captured.outputs, program.cuts.tensor_dims, strict=True)
         self._outputs = [cut(output, dims, size) for output, dims in pairs]
-        if captured.backward is not None:
+        if captured.backward.places:
             inputs = [program.grad_inputs[n] for n in captured.backward.places]
-            self._gradient_copies = Copies(inputs, captured.backward.grad_outputs, size)
+            self._gradient_copies = Copies(inputs, captured.written[count:], size)
             self._gradients = list(captured.backward.gradients)
             for n, given in enumerate(program.inputs):
                 gradient = self._gradients[n]
@@ -46,14 +44,11 @@ class Plan:
         """Replays the graph for a call, and returns what of its outputs belongs to that."""
         if not self._records:
             return self.launch(tensors)[0]
-        backward = self.captured.backward
-        parameters = map(dict.__getitem__, *backward.parameters) if backward else ()
+        parameters = map(dict.__getitem__, *self.captured.backward.parameters)
         return tuple(_Graphed.apply(self, *tensors, *parameters))
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
         """What the function would return."""
-        if self.captured.tree.is_leaf():
-            return outputs[0]
         rest = iter(outputs)
         leaves = [next(rest) if x is ... else x for x in self.captured.leaves]
         return pytree.tree_unflatten(leaves, self.captured.tree)
@@ -73,11 +68,8 @@ class Plan:
         return outputs, number
 
     def launch_backward(self, number: int, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The backward pass of the call with that number; takes the gradients of its outputs, and
-        returns those of inputs and parameters. Raises RuntimeError if something ran in between.
-        """
+        """That call's backward pass: by gradients of outputs those of inputs and parameters."""
         backward, order = self.captured.backward, self._captures.order
-        assert backward is not None
         undefined = {n for n in backward.places if grads[n] is None}
         with order.lock:
             if order.number != number:
@@ -108,7 +100,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         outputs, ctx.number = plan.launch(tensors)
-        places = plan.captured.backward.places if plan.captured.backward else []
+        places = plan.captured.backward.places
         ctx.mark_non_differentiable(*(x for n, x in enumerate(outputs) if n not in places))
         return tuple(outputs)
 
