@@ -57,10 +57,10 @@ class _ReplayOrder:
         self.number += 1
         return self.number
 
-    def overwrite(self, plan: Any) -> None:
-        """What was begun overwrites the outputs that the last one left, by those of ``plan``."""
+    def overwrite(self, captured: Any) -> None:
+        """What was begun overwrites the outputs that the last one left, by those it was for."""
         self._invalidate_last()
-        self._last = weakref.ref(plan)
+        self._last = weakref.ref(captured)
         self.wrote = self.number, self.what
 
     def begin_capture(self) -> None:

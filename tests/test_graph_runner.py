@@ -19,6 +19,9 @@ import torch
 from cpu_captures import SIZES, CpuCaptures, CpuRunner, double, model, rows, runner, tree_equal
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cudagraph_pool.runner.captures import Graph
 
 
 def test_sizes_are_captured_in_the_order_asked_for() -> None:
@@ -60,6 +63,38 @@ def test_padding_after_any_calls(order: Any) -> None:
         full_a, full_b = (next(size for size in SIZES if size >= n) for n in (a, b))
         assert x == 4 * a + 3 * 4 * (full_a - a)
         assert y == a * b + 5 * (full_a * full_b - a * b)
+
+
+def test_padding_of_any_type_and_length() -> None:
+    """Long padding is filled in. Short padding is copied, of types that torch copies together."""
+    types = torch.float32, torch.int64, torch.int64, torch.float8_e4m3fn, torch.uint16, torch.bool
+    run = runner(lambda *given: [x.double().sum() for x in given], pad=1, sizes=[8, 1 << 18])
+    for n in (8, 3, 1 << 17, (1 << 18) - 1, 5):
+        zeros = [torch.zeros(n).to(kind) for kind in types]
+        assert run(*zeros) == [(8 if n <= 8 else 1 << 18) - n] * len(types)
+
+
+class Operations(TorchDispatchMode):  # type: ignore[misc]
+    """Those of torch that are called within."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_call_is_one_copy_of_each_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding included: each operation takes the CPU some microseconds."""
+    run = runner(lambda x, y, z: (x + y + z, y + z), sizes=[8])
+    x, y, z = rows(3), torch.ones(3, 6, dtype=torch.int64), torch.ones(3, 6, dtype=torch.int64)
+    run(x, y, z)
+    monkeypatch.setattr(Graph, "replay", lambda graph: None)
+    with Operations() as called:
+        run(x, y, z)
+    assert called.names == ["_foreach_copy_", "_foreach_copy_", "detach", "detach"]
 
 
 def test_what_a_function_keeps_of_its_arguments() -> None:

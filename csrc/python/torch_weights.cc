@@ -1,9 +1,12 @@
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "python/torch_parts.h"
 
@@ -22,34 +25,45 @@ uintptr_t AddressOf(const at::Tensor& tensor) {
 }
 
 // Reads the addresses of parameters and buffers, and the flags of them and their modules. Each
-// replay asks first, so the answers are bytes: they are compared as part of one key.
-std::pair<py::bytes, py::bytes> ReadWeights(const py::list& tensors, const py::list& attributes) {
+// replay asks first, and they are part of its key. So what is still as `known` is that object, whose
+// hash is known as well.
+std::pair<py::bytes, py::bytes> ReadWeights(const py::list& tensors, const py::list& attributes,
+                                            std::pair<py::bytes, py::bytes> known) {
   static PyObject* const training = PyUnicode_InternFromString("training");
-  std::string addresses;
-  std::string flags;
+  auto* const tensor_type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
+  // Apart from what they point to, which may have to come from memory: then many come at once.
+  std::vector<PyObject*> weights;
+  weights.reserve(std::string_view(known.first).size() / sizeof(uintptr_t));
   for (const py::handle dict : tensors) {
-    PyObject* value = nullptr;
-    for (Py_ssize_t at = 0; PyDict_Next(dict.ptr(), &at, nullptr, &value) != 0;) {
-      uintptr_t address = 0;
-      if (THPVariable_Check(value)) {
-        const at::Tensor& tensor = THPVariable_Unpack(value);
-        address = AddressOf(tensor);
-        flags += static_cast<char>(tensor.scalar_type());
-        flags += tensor.requires_grad() ? 'g' : '-';
-      }
-      addresses.append(reinterpret_cast<const char*>(&address), sizeof(address));
+    PyObject* weight = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(dict.ptr(), &at, nullptr, &weight) != 0;) {
+      weights.push_back(weight);
     }
   }
-  for (const py::handle dict : attributes) {
-    flags += PyDict_GetItem(dict.ptr(), training) == Py_True ? 't' : 'e';
+  std::vector<uintptr_t> addresses(weights.size());
+  std::string flags(2 * weights.size(), '-');
+  for (std::size_t n = 0; n < weights.size(); ++n) {
+    // By type: isinstance() of what is no tensor, as each missing bias, would ask torch's metaclass.
+    if (!PyObject_TypeCheck(weights[n], tensor_type)) continue;
+    const at::Tensor& tensor = THPVariable_Unpack(weights[n]);
+    addresses[n] = AddressOf(tensor);
+    flags[2 * n] = static_cast<char>(tensor.scalar_type());
+    if (tensor.requires_grad()) flags[2 * n + 1] = 'g';
   }
-  return {addresses, flags};
+  for (const py::handle dict : attributes) {
+    flags += PyDict_GetItemWithError(dict.ptr(), training) == Py_True ? 't' : 'e';
+  }
+  const std::string_view bytes(reinterpret_cast<const char*>(addresses.data()),
+                               addresses.size() * sizeof(uintptr_t));
+  if (std::string_view(known.first) != bytes) known.first = py::bytes(bytes);
+  if (std::string_view(known.second) != flags) known.second = py::bytes(flags);
+  return known;
 }
 
 }  // namespace
 
 void BindWeights(py::module_& m) {
-  m.def("read_weights", &ReadWeights, py::arg("tensors"), py::arg("attributes"));
+  m.def("read_weights", &ReadWeights, py::arg("tensors"), py::arg("attributes"), py::arg("known"));
 }
 
 }  // namespace cgp

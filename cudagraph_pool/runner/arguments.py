@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
+import operator
 import types
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -16,6 +17,8 @@ from torch.utils import _pytree as pytree
 from .._adapter import load_adapter
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
+_KIND = operator.attrgetter("requires_grad", "dtype", "device")
+_SHAPE = operator.attrgetter("shape")
 CONSTANTS = (
     *(int, bool, float, complex, str, bytes, type(None)),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
@@ -35,9 +38,7 @@ class Call(NamedTuple):
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The same arguments with other tensors."""
         rest = iter(tensors)
-        leaves, tree = pytree.tree_flatten((self.args, self.kwargs))
-        leaves = [next(rest) if isinstance(x, Tensor) else x for x in leaves]
-        args, kwargs = pytree.tree_unflatten(leaves, tree)
+        args, kwargs = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.args, self.kwargs))
         return args, kwargs
 
 
@@ -58,13 +59,13 @@ class Signature:
         parts = list(module.modules()) if isinstance(module, nn.Module) else []
         both = [members for part in parts for members in (part._parameters, part._buffers)]
         self._members = [members for members in both if isinstance(members, dict)]  # no TorchScript
-        self._attributes = [vars(part) for part in parts]
-        self._read_weights = load_adapter().read_weights
+        read = load_adapter().read_weights
+        self._read_weights = functools.partial(read, self._members, [*map(vars, parts)])
+        self._weights = b"", b""
+        self._state: Any = None
 
     def read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Reads a call. It runs before each replay: it is short where all arguments are tensors.
-        Raises TypeError for an argument that is neither a plain strided tensor nor a constant.
-        """
+        """Before each replay. Raises TypeError for what is no plain tensor and no constant."""
         if kwargs and not self._sees_order:
             kwargs = dict(sorted(kwargs.items()))
         tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
@@ -81,24 +82,26 @@ class Signature:
                         _constant(leaf, path)  # raises the error with the name
                 raise
         casts = torch.is_autocast_enabled(self._device_type)
-        addresses, flags = self._read_weights(self._members, self._attributes)
+        self._weights = addresses, flags = self._read_weights(self._weights)
         # Of weights types, who requires gradients, and which parts are in training are the flags.
-        variant = (
-            *(len(args), tuple(kwargs), constants, tuple([x.requires_grad for x in tensors])),
-            *(torch.is_grad_enabled(), casts and torch.get_autocast_dtype(self._device_type)),
-            flags,
+        state = (
+            *(len(args), tuple(kwargs), constants, flags, torch.is_grad_enabled()),
+            casts and torch.get_autocast_dtype(self._device_type),
+            *(addresses, *map(_KIND, tensors)),
         )
-        shapes = tuple([(x.shape, x.dtype, x.device) for x in tensors])
-        return Call(args, kwargs, tensors, variant, (variant, shapes, addresses))
+        # One object for all shapes: hundreds of keys would not stay in the processor's cache.
+        if state != self._state:
+            self._state = state
+            self._variant = *state[:6], *(x.requires_grad for x in tensors)
+        return Call(args, kwargs, tensors, self._variant, (self._state, *map(_SHAPE, tensors)))
 
     def addresses(self) -> bytes:
         """Of the weights."""
-        return bytes(self._read_weights(self._members, self._attributes)[0])
+        return bytes(self._read_weights(self._weights)[0])
 
     def weights(self) -> Iterator[tuple[dict[str, Any], str, Tensor]]:
         """Each weight, behind the dictionary and the name that keep it."""
-        for members in self._members:
-            yield from ((members, name, x) for name, x in members.items() if x is not None)
+        return ((own, name, x) for own in self._members for name, x in own.items() if x is not None)
 
     def named_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """The leaves of a call with their paths, as errors and options name them: inputs['ids'].
@@ -120,8 +123,7 @@ def refuse(value: Any, path: str) -> NoReturn:
     """Raises TypeError for what is neither a plain tensor of the right device nor a constant."""
     kind = type(value).__name__
     if isinstance(value, Tensor):
-        nested = "nested " if value.is_nested else ""
-        kind = f"{nested}{kind} of layout {value.layout} on {value.device}"
+        kind = f"{'nested ' * value.is_nested}{kind} of layout {value.layout} on {value.device}"
     raise TypeError(
         f"{path} holds a {kind}; a GraphRunner takes and returns plain strided tensors on "
         "the device of its pool, and constants"

@@ -16,12 +16,20 @@ from .arguments import CONSTANTS, flatten_with_paths, is_plain, refuse
 
 Dims = Mapping[int, int]  # of a tensor's dimensions that follow a size, which of its axes each does
 
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+# One launch copies several tensors of one of these types. Torch 2.11 has no kernel for others.
+_COPIED_TOGETHER = {
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
+    *(torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+}
+# Padding of up to so many bytes is copied from a constant, in the launch that copies a call.
+_COPIED_PADDING = 1 << 20
+_FORMATS = torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 
 
 class Input:
     """A tensor argument of one program, and the buffer that its captures read: each the beginning,
-    since one is read at a time. A larger size makes a larger one; graphs keep the old one.
+    since one is read at a time. A larger size makes a larger one; graphs keep the old one. Padding
+    lies in front of it: who keeps the one, or knows which streams use it, does so of the other.
     """
 
     def __init__(
@@ -46,9 +54,8 @@ class Input:
         self.requires_grad = tensor.requires_grad
         self._shape = self._shape_of(tensor)
         self._type = tensor.dtype, tensor.device
-        form = _FORMATS.get(rank, torch.contiguous_format)
-        is_other = tensor.is_contiguous(memory_format=form) and not tensor.is_contiguous()
-        self._format = form if is_other else torch.contiguous_format
+        fitting = (form for form in _FORMATS if tensor.is_contiguous(memory_format=form))
+        self.format = next(fitting, torch.contiguous_format)
         shapes = (_extents(self._shape, self.dims, size) for size in sizes)
         self._elements = max(map(math.prod, shapes), default=0)
         self._buffer: Tensor | None = None
@@ -67,17 +74,19 @@ class Input:
         return [-1 if dim in self.dims else n for dim, n in enumerate(tensor.shape)]
 
     def at(self, size: Size) -> Tensor:
-        """What a graph of this size reads: a new tensor each time, of which a function has kept
-        nothing in a warm-up that a capture would find.
-        """
+        """A new one each time: a capture must not find what a function kept of it in a warm-up."""
         shape = _extents(self._shape, self.dims, size)
-        dense = torch.empty(shape, device="meta", memory_format=self._format)
+        dense = torch.empty(shape, device="meta", memory_format=self.format)
         dtype, device = self._type
         # A tensor that is made in inference mode cannot be written to outside of it.
         with torch.inference_mode(False):
             if self._buffer is None or self._buffer.numel() < dense.numel():
-                self._elements = max(self._elements, dense.numel())
-                self._buffer = torch.empty(self._elements, dtype=dtype, device=device)
+                n = self._elements = max(self._elements, dense.numel())
+                most = _COPIED_PADDING // dtype.itemsize if dtype in _COPIED_TOGETHER else 0
+                padding = min(-(-n // 512) * 512, most) if self.dims else 0  # n are aligned
+                memory = torch.empty(padding + n, dtype=dtype, device=device)
+                memory[:padding] = self.pad
+                self._buffer = memory[padding:]
             static = self._buffer.as_strided(dense.shape, dense.stride()).detach()
             return static.requires_grad_(self.requires_grad)
 
@@ -86,23 +95,33 @@ class Copies:
     """Copies the tensors of calls of one size to where a graph reads them, and pads the rest."""
 
     def __init__(self, inputs: Iterable[Input], statics: Iterable[Tensor], size: Size) -> None:
-        self._targets = []
         self._fills = []
-        for given, static in zip(inputs, statics, strict=True):
+        # Of each launch the places of its tensors in a call; their targets and padding's; padding.
+        self._launches: dict[Any, tuple[list[int], list[Tensor], list[Tensor]]] = {}
+        for place, (given, static) in enumerate(zip(inputs, statics, strict=True)):
+            kind = static.dtype if static.dtype in _COPIED_TOGETHER else place
+            places, targets, padding = self._launches.setdefault(kind, ([], [], []))
             target = static.detach()
             for dim, axis in given.dims.items():
                 rest = target.narrow(dim, size[axis], target.shape[dim] - size[axis])
-                if rest.numel():
-                    self._fills.append((rest, given.pad))
                 target = target.narrow(dim, 0, size[axis])
-            self._targets.append(target)
+                is_dense = rest.is_contiguous(memory_format=given.format)
+                if not is_dense or rest.numel() > static.storage_offset():
+                    self._fills.append((rest, given.pad))
+                elif rest.numel():
+                    targets.append(rest)
+                    padding.append(rest.as_strided(rest.shape, rest.stride(), 0))
+            targets.insert(len(places), target)
+            places.append(place)
 
-    def __call__(self, tensors: Iterable[Tensor]) -> None:
-        """Takes the first of the tensors, as many as there are inputs."""
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
         for rest, pad in self._fills:
             rest.fill_(pad)
-        for target, tensor in zip(self._targets, tensors, strict=False):
-            target.copy_(tensor)
+        for places, targets, padding in self._launches.values():
+            if len(targets) == 1:
+                targets[0].copy_(tensors[places[0]])
+            else:
+                torch._foreach_copy_(targets, [*map(tensors.__getitem__, places), *padding])
 
 
 def cut(tensor: Tensor, dims: Dims, size: Size) -> Tensor:

@@ -17,24 +17,24 @@ from .program import Program
 
 
 class Plan:
-    """What is decided once for all calls of a shape."""
+    """What is decided once for all calls of a shape. The processor's cache holds few of them."""
 
     def __init__(self, program: Program, bucket: Size, size: Size) -> None:
         assert program.cuts is not None
         self.captured = captured = program.captured[bucket]
         self._what = f"of size {shown(size)} in the graph of {shown(bucket)}"
-        self._captures, self._clones = program.setup.captures, program.setup.clone_outputs
-        self._written = [*captured.statics]
-        self._copies = Copies(program.inputs, captured.statics, size)
+        self._captures = program.setup.captures
+        self._copy = Tensor.clone if program.setup.clone_outputs else Tensor.detach
+        count = len(program.inputs)
+        self._copies = Copies(program.inputs, captured.written[:count], size)
+        # A copy would be recorded where gradients are enabled, had it no backward pass of its own.
+        requires_grad = any(given.requires_grad for given in program.inputs)
+        self._records = captured.backward.places or (requires_grad and torch.is_grad_enabled())
         pairs = zip(captured.outputs, program.cuts.tensor_dims, strict=True)
         self._outputs = [cut(output, dims, size) for output, dims in pairs]
-        # Tensors of inference mode count no versions, and autograd saves none.
-        self._counted = [x for x in self._outputs if not x.is_inference()]
-        if captured.backward is not None:
-            grads = captured.backward.grad_outputs
-            self._written += grads
+        if captured.backward.places:
             inputs = [program.grad_inputs[n] for n in captured.backward.places]
-            self._gradient_copies = Copies(inputs, grads, size)
+            self._gradient_copies = Copies(inputs, captured.written[count:], size)
             self._gradients = list(captured.backward.gradients)
             for n, given in enumerate(program.inputs):
                 gradient = self._gradients[n]
@@ -42,10 +42,9 @@ class Plan:
 
     def run(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """Replays the graph for a call, and returns what of its outputs belongs to that."""
-        backward = self.captured.backward
-        if backward is None:
+        if not self._records:
             return self.launch(tensors)[0]
-        parameters = (members[name] for members, name in backward.parameters)
+        parameters = map(dict.__getitem__, *self.captured.backward.parameters)
         return tuple(_Graphed.apply(self, *tensors, *parameters))
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
@@ -54,41 +53,34 @@ class Plan:
         leaves = [next(rest) if x is ... else x for x in self.captured.leaves]
         return pytree.tree_unflatten(leaves, self.captured.tree)
 
-    def invalidate(self) -> None:
-        """Autograd refuses, from now on, what it has saved of the outputs."""
-        torch._C._increment_version(self._counted)
-
     def launch(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], int]:
         """The forward pass; returns its outputs, and its number among the pool's replays."""
-        order = self._captures.order
-        with order.lock, torch.no_grad():
-            self._captures.follow(self._written, self.captured.streams)
-            number = order.begin(self._what)
+        captured, order = self.captured, self._captures.order
+        with order.lock:
+            self._captures.follow(captured.written, captured.streams)
+            number = captured.last_used = order.begin(self._what)
             self._copies(tensors)
-            order.overwrite(self)
-            self.captured.graphs[0].replay()
-            outputs = [x.clone() if self._clones else x.detach() for x in self._outputs]
+            order.overwrite(captured)
+            captured.graphs[0].replay()
+            outputs = [*map(self._copy, self._outputs)]
             if is_guarded():
                 outputs = [mark_output(x, order) for x in outputs]
         return outputs, number
 
     def launch_backward(self, number: int, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """The backward pass of the call with that number; takes the gradients of its outputs, and
-        returns those of inputs and parameters. Raises RuntimeError if something ran in between.
-        """
+        """That call's backward pass: by gradients of outputs those of inputs and parameters."""
         backward, order = self.captured.backward, self._captures.order
-        assert backward is not None
         undefined = {n for n in backward.places if grads[n] is None}
-        with order.lock, torch.no_grad():
+        with order.lock:
             if order.number != number:
                 raise RuntimeError(
                     f"the backward pass of call {number} of its pool, {self._what}, came after "
                     f"call {order.number}, {order.what}: run it once, and before the next call"
                 )
-            self._captures.follow(self._written, self.captured.streams)
+            self._captures.follow(self.captured.written, self.captured.streams)
             order.begin(f"the backward pass of call {number}")
             given = ((grads[n], self._outputs[n]) for n in backward.places)
-            self._gradient_copies(torch.zeros_like(y) if x is None else x for x, y in given)
+            self._gradient_copies([torch.zeros_like(y) if x is None else x for x, y in given])
             self.captured.graphs[1].replay()
             # Copies, since the next replay overwrites these. What only outputs without a gradient
             # lead to gets none either, as in eager.
@@ -108,7 +100,7 @@ class _Graphed(torch.autograd.Function):  # type: ignore[misc]
         ctx.set_materialize_grads(False)
         ctx.plan = plan
         outputs, ctx.number = plan.launch(tensors)
-        places = plan.captured.backward.places if plan.captured.backward else []
+        places = plan.captured.backward.places
         ctx.mark_non_differentiable(*(x for n, x in enumerate(outputs) if n not in places))
         return tuple(outputs)
 

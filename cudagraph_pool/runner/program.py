@@ -14,10 +14,9 @@ from torch.utils import _pytree as pytree
 
 from .._borrow import borrow
 from ..sizes import Buckets, Size
-from . import padding
 from .arguments import Call, Signature, is_plain, refuse
 from .captures import Captures, Graph, SizeReport, Span
-from .padding import Copies, Cuts, Input
+from .padding import Copies, Cuts, Input, check_names, cut, describe, dims_of, pad_of
 
 
 class Setup(NamedTuple):
@@ -35,7 +34,6 @@ class Setup(NamedTuple):
 class Backward:
     """The backward pass of a run, which may be a capture. It holds no weights."""
 
-    grad_outputs: Sequence[Tensor] = ()  # what its graph reads
     gradients: Sequence[Tensor | None] = ()  # what it leaves for inputs and parameters
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], setup: Setup) -> None:
@@ -45,8 +43,8 @@ class Backward:
         weights = setup.signature.weights()
         kept = {id(x): (members, name) for members, name, x in weights if id(x) in found}
         keys = [*map(id, inputs), *kept]
-        # Where the module keeps parameters that get gradients.
-        self.parameters = [*kept.values()]
+        # Where the module keeps parameters that get gradients: dictionaries, and names in them.
+        self.parameters = [*zip(*kept.values(), strict=True)] or [(), ()]
         # For each input and parameter the outputs that it gets a gradient from, by number.
         self.reached_from = [{n for n in reached if key in reached[n]} for key in keys]
         # The outputs that have gradients, unless these would reach nothing.
@@ -73,7 +71,7 @@ class Backward:
         """Leaves the gradients of the inputs and parameters."""
         if not self.places:
             return
-        sources = [*inputs, *(members[name] for members, name in self.parameters)]
+        sources = [*inputs, *map(dict.__getitem__, *self.parameters)]
         wanted = [x for x, reached in zip(sources, self.reached_from, strict=True) if reached]
         trained = [outputs[n] for n in self.places]
         # As after the function's own autocast: a backward pass does not choose types anew.
@@ -86,21 +84,26 @@ class Backward:
         self.gradients = [next(rest) if reached else None for reached in self.reached_from]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Captured:
     """One size of a program. It holds no weights."""
 
-    statics: list[Tensor]  # what calls are copied to
+    written: list[Tensor]  # what calls are copied to; then what gradients of outputs are copied to
     graphs: list[Graph]  # of the forward pass, and of the backward pass
     outputs: list[Tensor]  # where the graph leaves them
     leaves: list[Any]  # what else it returns, with ... for each output
     tree: pytree.TreeSpec  # how these make up what the function returned
-    backward: Backward | None
+    backward: Backward  # without places there is none
     addresses: bytes  # of the weights that it reads
     pool_bytes: int
     capture_seconds: float
-    last_used: int = 0  # larger the later it was
+    last_used: int  # the number of its last replay, or of its capture
     streams: set[int] = field(default_factory=set)  # that what calls write is recorded for
+
+    def invalidate(self) -> None:
+        """Autograd refuses, from now on, what it has saved of the outputs."""
+        # Tensors of inference mode count no versions, and autograd saves none.
+        torch._C._increment_version([x for x in self.outputs if not x.is_inference()])
 
 
 class Program:
@@ -109,7 +112,7 @@ class Program:
     def __init__(self, setup: Setup, call: Call) -> None:
         leaves = setup.signature.named_leaves(call.args, call.kwargs)
         for option, value in (("dim", setup.dim), ("pad", setup.pad)):
-            padding.check_names(option, value, leaves, setup.signature.parameters)
+            check_names(option, value, leaves, setup.signature.parameters)
         self.setup = setup
         self.captured: dict[Size, Captured] = {}
         self.cuts: Cuts | None = None
@@ -118,16 +121,10 @@ class Program:
             if isinstance(leaf, Tensor):
                 if leaf.device != setup.captures.device:
                     refuse(leaf, path)
-                dims = padding.dims_of(setup.dim, path, setup.buckets.axes)
-                pad = padding.pad_of(setup.pad, path)
+                dims, pad = dims_of(setup.dim, path, setup.buckets.axes), pad_of(setup.pad, path)
                 self.inputs.append(Input(path, leaf, dims, pad, setup.buckets.listed))
         self.grad_inputs: dict[int, Input] = {}  # gradients of outputs, padded by zero
         self._eager: dict[Size, Span] = {}
-
-    def is_current(self, bucket: Size) -> bool:
-        """Whether it was captured with the weights that there are."""
-        captured = self.captured.get(bucket)
-        return captured is not None and captured.addresses == self.setup.signature.addresses()
 
     def report(self, size: Size) -> SizeReport:
         """What it cost, with what its first replays have shown."""
@@ -149,19 +146,14 @@ class Program:
         """Runs a bucket, with what the tensors of a call hold, which is of ``size``."""
         device, times = self.setup.captures.device, self.setup.warmup
         if self.cuts is None:
-            self.cuts = Cuts(
-                lambda at: padding.describe(self._run(call, size, at), device),
-                bucket,
-                self.setup.buckets.neighbours(bucket),
-            )
+            beside = self.setup.buckets.neighbours(bucket)
+            self.cuts = Cuts(lambda at: describe(self._run(call, size, at), device), bucket, beside)
             times -= 1  # it has run once
         for _ in range(times):
             self._run(call, size, bucket)
 
     def capture(self, call: Call, bucket: Size) -> Captured:
-        """Captures a bucket, and its backward pass. Then the memory of what it returned goes back
-        to the pool. pre: it was warmed up.
-        """
+        """Captures a bucket, and its backward pass, into the pool. pre: it was warmed up."""
         assert self.cuts is not None
         began = time.perf_counter()
         signature, captures = self.setup.signature, self.setup.captures
@@ -180,7 +172,7 @@ class Program:
             results.append(pytree.tree_map_only(Tensor, own, result))
 
         graphs = [captures.capture(run)]
-        self.cuts.check(padding.describe(results[0], captures.device), bucket)
+        self.cuts.check(describe(results[0], captures.device), bucket)
         leaves, tree = pytree.tree_flatten(results.pop())
         outputs = [x for x in leaves if isinstance(x, Tensor)]
         backward = Backward(outputs, statics, self.setup)
@@ -198,15 +190,15 @@ class Program:
             """What lies in the pool is borrowed from it; inputs and weights are not."""
             return borrow(x, owner) if captures.holds(x) else x.detach()
 
-        backward.grad_outputs = grads
         backward.gradients = [None if x is None else keep(x) for x in backward.gradients]
         return Captured(
-            *(statics, graphs, [*map(keep, outputs)]),
+            *([*statics, *grads], graphs, [*map(keep, outputs)]),
             *([... if isinstance(x, Tensor) else x for x in leaves], tree),
-            backward=backward if grads else None,
+            backward=backward,
             addresses=signature.addresses(),
             pool_bytes=captures.stats()["reserved_bytes"] - held,
             capture_seconds=time.perf_counter() - began,
+            last_used=captures.order.number,
         )
 
     def _run(self, call: Call, size: Size, at: Size) -> Any:
@@ -218,7 +210,7 @@ class Program:
         part = tuple(map(min, size, at))
         with torch.no_grad():
             pairs = zip(call.tensors, self.inputs, strict=True)
-            held = [padding.cut(x, given.dims, part) for x, given in pairs]
+            held = [cut(x, given.dims, part) for x, given in pairs]
             Copies(self.inputs, statics, part)(held)
             for given, static in zip(self.inputs, statics, strict=True):
                 if part != size and given.is_integer:
@@ -238,15 +230,14 @@ def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
     if output.grad_fn is None:
         return {id(output): output}
     leaves: dict[int, Tensor] = {}
-    waiting, seen = [output.grad_fn], set()
+    waiting, seen = [output.grad_fn], {None}
     while waiting:
-        node = waiting.pop()
-        if node in seen:
+        if (node := waiting.pop()) in seen:
             continue
         seen.add(node)
         if type(node).__name__ == "AccumulateGrad":
             leaves[id(node.variable)] = node.variable
-        waiting += [following for following, _ in node.next_functions if following is not None]
+        waiting += [following for following, _ in node.next_functions]
     return leaves
 
 

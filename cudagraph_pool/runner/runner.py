@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -142,10 +141,10 @@ class GraphRunner:
         captures = self._new_captures(pool, shared_exec, own_workspace)
         signature = Signature(function, captures.device)
         self._setup = Setup(signature, captures, buckets, dim, pad, warmup, clone_outputs)
+        # Of calls. Captures hold theirs before it, since what is captured may call another runner.
         self._lock = threading.RLock()
         self._programs: dict[Any, Program] = {}
-        self._plans: dict[Any, Plan | None] = {}  # None: of calls larger than all sizes
-        self._calls = itertools.count(1)
+        self._plans: dict[Any, Plan | Literal[False]] = {}  # False: of calls larger than all sizes
         self._capturing = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -162,23 +161,24 @@ class GraphRunner:
             return self._call_uncompiled(args, kwargs)
         with self._lock:
             call = self._read(args, kwargs)
-            is_planned = call.key in self._plans
-            if is_planned:
-                plan, outputs = self._replay(call)
-        if not is_planned:
-            with self._alone():
-                plan, outputs = self._replay(self._plan(args, kwargs))
+            plan = self._plans.get(call.key)
+            outputs = plan.run(call.tensors) if plan else ()
+        if plan is None:
+            with self._setup.captures.lock, self._lock:
+                call = self._plan(args, kwargs)
+                plan = self._plans[call.key]
+                outputs = plan.run(call.tensors) if plan else ()
         # Without locks: both may run code of the caller's, which may wait for other threads.
         return plan.assemble(outputs) if plan else self._setup.signature.function(*args, **kwargs)
 
     def capture(self, *args: Any, **kwargs: Any) -> None:
         r"""Capture now what a call with these arguments would capture, and replay nothing."""
-        with self._alone():
+        with self._setup.captures.lock, self._lock:
             self._plan(args, kwargs)
 
     def reset(self) -> None:
         r"""Let go of all graphs. The next call captures again."""
-        with self._alone():
+        with self._setup.captures.lock, self._lock:
             self._setup.captures.synchronize()
             self._programs.clear()
             self._plans.clear()
@@ -190,17 +190,17 @@ class GraphRunner:
 
         What calls returned may not be used meanwhile, unless ``clone_outputs``: it has no memory.
         """
-        with self._alone():
+        with self._setup.captures.lock, self._lock:
             return self._setup.captures.pool.sleep(keep)
 
     def wake(self) -> None:
         r"""Wake the pool, as :meth:`GraphPool.wake`."""
-        with self._alone():
+        with self._setup.captures.lock, self._lock:
             self._setup.captures.pool.wake()
 
     def report(self) -> Report:
         r"""Return what each size cost and gains: a list, which printed is a table."""
-        with self._alone():
+        with self._setup.captures.lock, self._lock:
             self._setup.captures.synchronize()
             programs = self._programs.values()
             return Report(p.report(size) for p in programs for size in sorted(p.captured, key=cost))
@@ -224,19 +224,6 @@ class GraphRunner:
         _require_pool(pool)
         return Captures(pool, None if shared_exec == "auto" else shared_exec, own_workspace)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No capture runs, nor a call of this runner. What is captured may call another runner."""
-        with self._setup.captures.lock, self._lock:
-            yield
-
-    def _replay(self, call: Call) -> tuple[Plan | None, Sequence[Any]]:
-        """The plan of a call, and what it leaves; none for the function itself."""
-        if plan := self._plans[call.key]:
-            plan.captured.last_used = next(self._calls)
-            return plan, plan.run(call.tensors)
-        return None, ()
-
     def _read(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if forward_ad._current_level >= 0:
             raise RuntimeError("graphs have no tangents: call the runner outside of dual_level()")
@@ -248,7 +235,7 @@ class GraphRunner:
         return self._setup.signature.read(args, kwargs)
 
     def _plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """Plans a call, and captures what that needs. pre: :meth:`_alone`."""
+        """Plans a call, and captures what that needs. pre: both locks are held."""
         call = self._read(args, kwargs)
         if call.key in self._plans:
             return call
@@ -260,15 +247,15 @@ class GraphRunner:
                 f"the call has size {shown(size)}, but the largest that was captured is "
                 f"{self._setup.buckets.largest()}; capture a larger one, or pass overflow='eager'"
             )
-        if bucket is not None and not program.is_current(bucket):
-            everything = bucket not in program.captured and not self._lazy
-            self._capture(program, call, size, self._listed if everything else [bucket])
+        made = bucket and program.captured.get(bucket)
+        if bucket and (not made or made.addresses != self._setup.signature.addresses()):
+            self._capture(program, call, size, [bucket] if made or self._lazy else self._listed)
             call = self._read(args, kwargs)  # weights may have been made
             self._programs[call.variant] = program
             self._make_room()
         if len(self._plans) >= _MAX_PLANS:
             self._plans.clear()
-        self._plans[call.key] = None if bucket is None else Plan(program, bucket, size)
+        self._plans[call.key] = bucket is not None and Plan(program, bucket, size)
         return call
 
     def _capture(self, program: Program, call: Call, size: Size, sizes: list[Size]) -> None:
@@ -288,9 +275,9 @@ class GraphRunner:
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
                     made[at] = program.capture(call, at)
-                    made[at].last_used = next(self._calls)
-                    held = captures.stats()["reserved_bytes"]
-                    bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
+                    bar.set_postfix_str(
+                        f"pool {captures.stats()['reserved_bytes'] / 2**20:,.0f} MiB"
+                    )
             if signature.addresses() != addresses:
                 raise ValueError(
                     "the function replaces a parameter or buffer of its module each time it runs; "
