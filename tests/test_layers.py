@@ -17,7 +17,7 @@ ABOVE = {
     "python": {"core", "driver", "exec", "torch", "python"},
     "testing": {"core", "driver", "exec", "testing"},
 }
-ROOMS = ["base", "memory", "placement"]  # of the core, in this order, below the rest
+ROOMS = ["base", "memory", "placement", "leases"]  # of the core, in this order, below the rest
 # Of the adapter: what every file of it may know, then its rooms in this order, below the rest.
 ADAPTER_WORDS = {"device_pools.h", "errors.h", "runtime.h", "torch_version.h", "workspaces.h"}
 ADAPTER_ROOMS = ["observe", "scopes"]

@@ -110,7 +110,7 @@ class Pool {
   }
   void UnmapStale();
 
-  // --- Leases (leases/pool_leases.cc) ---
+  // --- Leases (pool_leases.cc) ---
   //
   // A lease has handles of the pool, whose free bytes nobody gets meanwhile. See PoolSet for what
   // each does. pre, of all that change something: no scope is open; of those that take pages away:

@@ -108,7 +108,7 @@ class PoolSet {
   // The bytes that Trim() would give back.
   uint64_t TrimmableBytes() const;
 
-  // --- Leases (leases/) ---
+  // --- Leases (pool_set_leases.cc) ---
   //
   // Pages go away for a time, and their addresses stay. What is said here of graphs is of those
   // whose capture scopes filled the pool. The caller refuses replays as BeginReplay() says.
@@ -222,7 +222,7 @@ class PoolSet {
   bool CanTrim(const Member& member) const;
   void UnmapStale(Member& member);
 
-  // --- leases/pool_set_leases.cc ---
+  // --- pool_set_leases.cc ---
   Member& KnownToLease(PoolId id, const char* what);
   void RethrowLeased(Member& member, const std::exception_ptr& error);
   Leased WakeIfAsleep(Member& member);

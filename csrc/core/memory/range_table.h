@@ -26,7 +26,7 @@
 // renumbers what is left, so pages, virtual pages and ranges are always counted from 0 without a
 // gap. A range that loses mappings in its middle becomes several ranges of one reservation.
 //
-// A handle that a lease has (leases/) may be evicted: its memory is the device's, while its virtual
+// A handle that a lease has (pool_leases.cc) may be evicted: its memory is the device's, while its virtual
 // pages stay what they are. BringBack() puts new memory behind them.
 #pragma once
 
