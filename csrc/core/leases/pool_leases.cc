@@ -30,6 +30,7 @@ IndexSet Pool::ReserveLease(const std::vector<LentHandle>& handles) {
 }
 
 void Pool::SetLease(const std::vector<LentHandle>& handles, const IndexSet& pages, LeaseId lease) {
+  stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   for (const LentHandle& handle : handles) ranges_.SetLease(handle.first, lease);
   lease == kNoLease ? memory_.bytes().Unlease(pages) : memory_.bytes().Lease(pages);
   lent_ = CountLeased(kLent);
@@ -40,7 +41,6 @@ void Pool::SetLease(const std::vector<LentHandle>& handles, const IndexSet& page
 // lease.
 Leased Pool::Evict(const std::vector<LentHandle>& handles, LeaseId lease,
                    std::exception_ptr* error) {
-  stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   SetLease(handles, ReserveLease(handles), lease);
   Leased leased;
   for (const LentHandle& handle : handles) {
