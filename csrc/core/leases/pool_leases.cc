@@ -92,11 +92,14 @@ Leased Pool::EvictBlocks(LeaseId lease, const std::vector<Address>& blocks,
   return Evict(handles, lease, error);
 }
 
-// All or nothing: after an error what has come back goes again, as far as the driver lets it.
+// All or nothing: after an error what this call has made goes again, as far as the driver lets it.
+// Other mappings may be in use as far as the driver knows.
 Leased Pool::BringBack(LeaseId lease) {
   CGP_CHECK(!in_scope());
   const std::vector<LentHandle> handles = HandlesOf(lease);
   const IndexSet pages = ReserveLease(handles);
+  std::vector<LentHandle> anew = handles;
+  std::erase_if(anew, [&](const LentHandle& handle) { return !ranges_.is_released(handle.first); });
   Leased back;
   try {
     for (const LentHandle& handle : handles) {
@@ -107,8 +110,8 @@ Leased Pool::BringBack(LeaseId lease) {
       back.mappings += ranges_.vpages_of(handle.first).size();
     }
   } catch (const DriverError&) {
-    // While something captures nothing may be unmapped: it stays until the next attempt.
-    for (const LentHandle& handle : handles) {
+    // While something captures nothing may be unmapped: it stays until the next sleep.
+    for (const LentHandle& handle : anew) {
       if (memory_.MayQuiesce()) ranges_.Evict(handle.first, nullptr);
     }
     throw;

@@ -181,6 +181,8 @@ class RangeTable {
     const PhysicalHandle& handle = handles_[pages_[Index(page)].handle];
     return !handle.released && !handle.denied && handle.unmapped == 0;
   }
+  // Whether the device has its memory.
+  bool is_released(PageId page) const { return handles_[pages_[Index(page)].handle].released; }
   // Unmaps the page's handle everywhere, and releases it. Returns whether the driver did all of it,
   // and notes its first error. Another call goes on where this one ended. pre: the device has
   // finished with it, and nothing captures.
