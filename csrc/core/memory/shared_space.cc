@@ -215,6 +215,7 @@ void SharedSpace::Open(std::span<const FenceId> opened, FenceId now) {
 
 void SharedSpace::Hold(const IndexSet& pages, FenceId fence) {
   space_.Hold(pages, fence);
+  if (has_leased_) space_.Hold(leased_, FenceId::kLeased);
   for (const auto& list : free_lists_) list->Rebuild();
 }
 

@@ -135,7 +135,7 @@ class SharedSpace {
   // Gives everyone what is behind these fences, or puts it behind `now`. O(nodes behind them). pre:
   // ReserveOpening(), ReserveFence(now).
   void Open(std::span<const FenceId> opened, FenceId now = FenceId::kOpen);
-  // Puts the free bytes of the pages behind the fence. pre: `pages` has room for all;
+  // Puts the free bytes of the pages behind the fence, but not those of a lease. pre: `pages` has room for all;
   // ReserveFence(), ReserveTake(), ReserveOpening().
   void Hold(const IndexSet& pages, FenceId fence);
 
