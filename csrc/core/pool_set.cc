@@ -271,7 +271,12 @@ uint64_t PoolSet::TrimmableBytes() const {
   uint64_t bytes = 0;
   for (const PoolId id : unused_) {
     const Member& member = Known(id);
-    if (CanTrim(member)) bytes += member.pool.spare_bytes();
+    if (!CanTrim(member)) continue;
+    bytes += member.pool.spare_bytes();
+    if (member.loan == nullptr) continue;
+    for (const Pool::LentHandle& handle : member.loan->pool.UnusedHandles()) {
+      bytes += handle.pages * member.pool.page_bytes();
+    }
   }
   return bytes;
 }
