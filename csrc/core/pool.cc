@@ -252,20 +252,29 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
   return delta;
 }
 
-uint64_t Pool::spare_bytes() const {
+bool Pool::IsSpare(PageId handle) const {
   const PageSpace& space = memory_.bytes().space();
-  uint64_t pages = ranges_.unreleased_pages();
-  for (PageId handle{0}; Index(handle) < ranges_.page_count();
-       handle = ranges_.handle_end(handle)) {
-    bool used = ranges_.lease_of(handle) != kNoLease;
-    for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
-      for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
-        used |= space.node(id).used();
-      }
+  bool used = ranges_.lease_of(handle) == kLent;
+  for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
+    for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
+      used |= space.node(id).used();
     }
-    if (!used) pages += ranges_.handle_pages(handle);
   }
+  return !used;
+}
+
+uint64_t Pool::spare_bytes() const {
+  uint64_t pages = ranges_.unreleased_pages();
+  ForEachHandle([&](PageId handle) {
+    if (IsSpare(handle) && !ranges_.is_released(handle)) pages += ranges_.handle_pages(handle);
+  });
   return BytesOf(pages);
+}
+
+bool Pool::has_spare() const {
+  bool any = false;
+  ForEachHandle([&](PageId handle) { any = any || IsSpare(handle); });
+  return any;
 }
 
 void Pool::PrepareGiveBack() {

@@ -83,8 +83,12 @@ class Pool {
   // Free() does.
   std::vector<PhysicalPiece> Pieces(Address address) { return PiecesOf(Known(address)); }
 
-  // What GiveBack() would give back: all handles in which no live block has a byte. O(pages).
+  // What GiveBack() would give back: all handles in which no live block has a byte, of this pool or
+  // of one that borrows. O(pages).
   uint64_t spare_bytes() const;
+  // Whether there are any, be they away.
+  bool has_spare() const;
+  bool has_pages() const { return ranges_.page_count() > 0; }
   // Whether the driver failed to take back something that is of no use any more.
   bool has_remains() const { return ranges_.has_remains(); }
   // Gives both back, and unmaps all that live blocks do not need. If the driver fails, everything
@@ -237,6 +241,7 @@ class Pool {
     }
   }
   IndexSet PagesOf(const std::vector<LentHandle>& handles) const;
+  bool IsSpare(PageId handle) const;
   LentHandle AsLent(PageId handle) const {
     return {ranges_.physical(handle), ranges_.handle_pages(handle), handle};
   }

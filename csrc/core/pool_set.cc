@@ -197,9 +197,9 @@ bool PoolSet::HasReserved(Address address) const {
 // Whether the device may be waited for and marked: no capture is known that this would break.
 bool PoolSet::MayQuiesce() noexcept { return captures_ == 0 && driver_.MayQuiesce(); }
 
-// Whether the pool has anything from the driver.
+// Whether the pool has anything from the driver, or has given it away.
 bool PoolSet::HasMemory(const Member& member) const {
-  return member.pool.reserved_bytes() > 0 || member.pool.has_remains() || member.loan != nullptr;
+  return member.pool.has_pages() || member.pool.has_remains() || member.loan != nullptr;
 }
 
 bool PoolSet::CanTrim(const Member& member) const {
@@ -228,7 +228,7 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
     if (only && id != *only) continue;
     Member& member = Known(id);
     const Pool& pool = member.pool;
-    const bool has_spare = pool.spare_bytes() > 0 || pool.has_remains() || member.loan != nullptr;
+    const bool has_spare = pool.has_spare() || pool.has_remains() || member.loan != nullptr;
     if (CanTrim(member) && has_spare) due.push_back(&member);
   }
   if (due.empty()) return 0;
