@@ -61,7 +61,7 @@ Leased Pool::Sleep(bool keeps_live, std::exception_ptr* error) {
   ForEachHandle([&](PageId handle) {
     const LeaseId lease = ranges_.lease_of(handle);
     const bool goes = lease == kNoLease ? !keeps_live || live[Index(handle)].others == 0
-                                        : lease == kAsleep && ranges_.is_present(handle);
+                                        : lease == kAsleep && !ranges_.is_released(handle);
     if (goes) handles.push_back(AsLent(handle));
   });
   const Leased leased = Evict(handles, kAsleep, error);
