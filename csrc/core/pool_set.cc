@@ -132,6 +132,7 @@ std::optional<Block> PoolSet::TryFree(Address address) {
   Member* const member = FindOwner(address);
   if (member == nullptr) return std::nullopt;
   const Block block = member->pool.Free(address);
+  member->Forget(address);
   Count(*member);
   usage_.Freed(block);
   return block;
@@ -161,7 +162,10 @@ RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   Withdraw(member);
   RestoreDelta delta = member.pool.Restore(checkpoint);  // what follows does not throw
   Count(member);
-  for (const Block& block : delta.freed) usage_.Freed(block);
+  for (const Block& block : delta.freed) {
+    usage_.Freed(block);
+    if (std::ranges::count(delta.allocated, block) == 0) member.Forget(block.address);
+  }
   for (const Block& block : delta.allocated) {
     if (usage_.Allocated(block)) NoteNewPeak();
   }

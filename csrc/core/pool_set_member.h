@@ -41,6 +41,10 @@ struct PoolSet::Member {
   std::shared_ptr<SharedEvent> borrowers;  // mark
   std::vector<LeaseId> block_leases;       // the named blocks' are in leased_blocks, likewise
   std::vector<std::vector<Address>> leased_blocks;
+  // A block is gone: another one may come to start there.
+  void Forget(Address address) {
+    for (std::vector<Address>& blocks : leased_blocks) std::erase(blocks, address);
+  }
   LeaseId last_lease = Pool::kLent;
 };
 
