@@ -164,7 +164,8 @@ RestoreDelta PoolSet::Restore(PoolId id, const PoolCheckpoint& checkpoint) {
   Count(member);
   for (const Block& block : delta.freed) {
     usage_.Freed(block);
-    if (std::ranges::count(delta.allocated, block) == 0) member.Forget(block.address);
+    const bool leases = !member.leased_blocks.empty();
+    if (leases && std::ranges::count(delta.allocated, block) == 0) member.Forget(block.address);
   }
   for (const Block& block : delta.allocated) {
     if (usage_.Allocated(block)) NoteNewPeak();

@@ -30,6 +30,7 @@ IndexSet Pool::ReserveLease(const std::vector<LentHandle>& handles) {
 }
 
 void Pool::SetLease(const std::vector<LentHandle>& handles, const IndexSet& pages, LeaseId lease) {
+  if (handles.empty()) return;
   stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   for (const LentHandle& handle : handles) ranges_.SetLease(handle.first, lease);
   lease == kNoLease ? memory_.bytes().Unlease(pages) : memory_.bytes().Lease(pages);
