@@ -27,7 +27,7 @@ void StreamMemory::BeginScope(ScopeKind kind, bool may_ask_device, const IndexSe
   if (behind_replays && !mark) {
     IndexSet captured;
     captured.Resize(bytes_.space().page_count());
-    captured.SetRange(0, Index(captured_end_), true);
+    captured.SetRange(0, std::min(Index(captured_end_), bytes_.space().page_count()), true);
     HoldFromEager(captured);
   } else if (kind == ScopeKind::kApart && has_graphs) {
     HoldFromEager(needed);
