@@ -239,11 +239,19 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
   if (due.empty()) return 0;
   // Work that was submitted before may still use the pages.
   driver_.Quiesce();
-  for (Member* const member : due) EndLoan(*member);
-  for (Member* const member : due) member->pool.PrepareGiveBack();
-  // Nothing has changed so far, and nothing below throws but the driver.
   uint64_t bytes = 0;
   std::exception_ptr error;
+  std::erase_if(due, [&](Member* member) {
+    try {
+      EndLoan(*member);
+      return false;
+    } catch (const DriverError&) {
+      error = std::current_exception();
+      return true;
+    }
+  });
+  for (Member* const member : due) member->pool.PrepareGiveBack();
+  // Nothing has changed so far but loans, and nothing below throws but the driver.
   for (Member* const member : due) {
     const uint64_t reserved = member->pool.reserved_bytes();
     try {

@@ -273,21 +273,25 @@ void PoolSet::EndLoanScope(Member& loan) noexcept {
   }
 }
 
-// The loan's mappings go, except those of live blocks. pre: the device is idle.
+// The loan's mappings go, except those of live blocks. What the driver keeps of them the next call
+// tries again; till then its memory is not to be given away. pre: the device is idle.
 void PoolSet::EndLoan(Member& lender) {
   if (lender.loan == nullptr) return;
   Member& loan = *lender.loan;
   Withdraw(lender);
   loan.pool.PrepareGiveBack();
+  std::exception_ptr error;
   try {
     loan.pool.GiveBack();
-  } catch (const DriverError&) {  // NOLINT(bugprone-empty-catch): the next time tries the rest
+  } catch (const DriverError&) {
+    error = std::current_exception();
   }
   DropFreedAddresses(loan);
   Count(loan);
   lender.needs_mark = false;
   lender.borrowers.reset();
-  if (loan.pool.live_blocks() > 0 || loan.pool.has_remains()) return;
+  if (error) std::rethrow_exception(error);
+  if (loan.pool.has_pages() || loan.pool.has_remains()) return;
   const PoolId id = loan.id;
   lender.loan = nullptr;
   loan.lender = nullptr;
