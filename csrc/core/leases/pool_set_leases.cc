@@ -248,9 +248,11 @@ void PoolSet::Lend(Member& lender) {
   if (Count(loan)) NoteNewPeak();
 }
 
-// What has no live block in the loan becomes free in the lender again.
+// What has no live block in the loan becomes free in the lender again. Not while eager work goes on
+// there: that has waited only for what the device had been given when its scope began.
 void PoolSet::Withdraw(Member& lender) {
   if (lender.loan == nullptr) return;
+  if (lender.pool.in_scope() && !lender.pool.in_capture_scope()) return;
   Member& loan = *lender.loan;
   const Handles unused = loan.pool.UnusedHandles();
   if (unused.empty()) return;
