@@ -250,8 +250,8 @@ void RangeTable::BringBack(PageId page) {
 
 bool RangeTable::Release(const PhysicalHandle& handle, std::exception_ptr* error) noexcept {
   const auto shows = [&](const Mapping& mapping) { return mapping.handle == handle.handle; };
-  return std::ranges::none_of(stuck_mappings_, shows) &&
-         (borrows_ || Attempt([&] { driver_.Release(handle.handle); }, error));
+  return borrows_ || (std::ranges::none_of(stuck_mappings_, shows) &&
+                      Attempt([&] { driver_.Release(handle.handle); }, error));
 }
 
 bool RangeTable::BeginsRow(uint32_t page) const {
