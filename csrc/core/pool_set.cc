@@ -212,7 +212,7 @@ bool PoolSet::CanTrim(const Member& member) const {
   return member.users == 0 && !member.pool.in_scope() && !lends && member.lender == nullptr;
 }
 
-void PoolSet::EraseIfGone(PoolId id) {
+void PoolSet::EraseIfGone(const PoolId id) {
   const auto it = members_.find(id);
   const Member& member = *it->second;
   if (!CanTrim(member) || member.pool.live_blocks() > 0 || HasMemory(member)) return;

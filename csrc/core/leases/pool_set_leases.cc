@@ -76,6 +76,7 @@ PoolSet::Member& PoolSet::KnownToLease(PoolId id, const char* what) {
 void PoolSet::RethrowLeased(Member& member, const std::exception_ptr& error) {
   DropFreedAddresses(member);
   Count(member);
+  EraseIfGone(member.id);
   if (error) std::rethrow_exception(error);
 }
 
