@@ -82,7 +82,11 @@ void FuzzSession::Do(const Step& step) {
   if (kind == kBeginCapture) return Begin(id, ScopeKind::kCapture, step.amount > 0);
   if (kind == kBeginEager) return Begin(id, ScopeKind::kEager, step.amount > 0);
   if (kind == kEnd) return End(id);
-  if (kind == kReplay) return Replay(id, StreamId{step.stream});
+  if (kind == kReplay) {
+    Replay(id, StreamId{step.stream}, step.item);
+    return;
+  }
+  if (kind >= kBeginApart && kind <= kDropCapture) return own_world_ ? DoLease(step) : void();
   if (kind == kTrim) return Trim();
   if (kind == kCheckpoint) return Checkpoint(id, step.item);
   if (kind == kRestore) return Restore(id, step.item);
@@ -126,7 +130,8 @@ void FuzzSession::JudgeDriver() const {
   }
 }
 
-FuzzSession::Result FuzzSession::Call(const Action& call, std::optional<FaultKind> kind) {
+FuzzSession::Result FuzzSession::Call(const Action& call, std::optional<FaultKind> kind,
+                                      const Describe& describe) {
   Result result;
   const auto no_heap = std::exchange(allocation_fault_, std::nullopt);
   const uint64_t failures_before = faulty_.failures();
@@ -134,7 +139,7 @@ FuzzSession::Result FuzzSession::Call(const Action& call, std::optional<FaultKin
     std::optional<AllocationFault> failing;
     if (no_heap) failing.emplace(no_heap->call_number, no_heap->for_good);
     if (setup_.fail_each && !no_heap && !armed_ && kind) {
-      world_.FailEach(*kind, call);
+      describe ? world_.FailEach(*kind, call, describe) : world_.FailEach(*kind, call);
     } else {
       call();
     }
@@ -206,8 +211,8 @@ void FuzzSession::MirrorOf(uint64_t label, const Action& call, const Action& the
 void FuzzSession::Begin(PoolId id, ScopeKind kind, bool capturing) {
   const bool may_mark = !capturing && watch_.MayQuiesce();
   if (StaysForRemains(id)) remained_.insert(id);
-  return Mirror(
-      !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind, capturing); },
+  return MirrorMoving(
+      id, !model_.OpenScope(id).has_value(), [&] { set_.BeginScope(id, kind, capturing); },
       [&] {
         asked_.insert(id);
         asked_for_[id].sizes = asked_for_[id].bytes = 0;
@@ -228,15 +233,8 @@ void FuzzSession::End(PoolId id) {
       [&] {
         model_.EndScope(id, watch_.MayQuiesce());
         watch_.set_capturing(model_.AnyCaptureOpen());
+        if (PoolModel::IsLoan(id)) Follow(PoolModel::LenderOf(id));
       });
-}
-
-void FuzzSession::Replay(PoolId id, StreamId stream) {
-  Frontier frontier;
-  host_.Capture(stream, &frontier);
-  if (!model_.MayReplay(id) || frontier.held) return;
-  watch_.Submit(stream);
-  model_.Replay(id, stream);
 }
 
 void FuzzSession::Allocate(const Step& step) {
@@ -252,6 +250,15 @@ void FuzzSession::Allocate(const Step& step) {
     for (const StreamId user : std::exchange(unseen_, {})) model_.See(id, user);
     model_.See(id, stream);
   }
+  const bool is_loan = PoolModel::IsLoan(id);
+  Frontier frontier;
+  host_.Capture(stream, &frontier);
+  if (is_loan && frontier.held) return;
+  // The loan's scope begins anew, with what the lender has free then.
+  const bool renews = allowed && model_.IsWithdrawn(id);
+  if (renews && !watch_.MayQuiesce()) {
+    return Mirror(false, [&] { set_.Allocate(id, step.amount, stream, in); }, [] {});
+  }
   PoolModel::Need need;
   PoolModel::Need beside_ring;
   const Ring ring = allowed ? set_.Snapshot(id).ring : Ring();
@@ -266,20 +273,29 @@ void FuzzSession::Allocate(const Step& step) {
     }
   }
   const uint64_t most_new = std::max(need.most_new(), beside_ring.most_new());
-  const uint64_t pages_left =
-      (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
-  const bool may_run_out = allowed && need.least_new() > pages_left;
+  const uint64_t pages_left = is_loan ? 0 : PagesLeft();
+  const bool may_run_out = allowed && (renews || need.least_new() > pages_left);
   const World::Books before = TakeBooks(allowed && !may_run_out);
-  if (allowed) model_.Ask(id, stream);
-  const bool unmaps =
-      allowed && model_.OpenScope(id) == ScopeKind::kEager && set_.Stats(id).page_mappings > 512;
+  if (allowed && !renews) model_.Ask(id, stream);
+  const bool unmaps = allowed && model_.OpenScope(id) != ScopeKind::kCapture &&
+                      (renews || set_.Stats(id).page_mappings > 512);
   Block block;
   // Where memory runs out as it is, be it for pages beyond need, it is an undo that would be made
   // to fail. A call that unmaps what is stale has done so also where it fails, so that it is not
   // failed in each way.
   std::optional<FaultKind> kind = most_new > pages_left ? FaultKind::kAllocation : SomeFault();
   if (unmaps) kind.reset();
-  Result result = Call([&] { block = set_.Allocate(id, step.amount, stream, in); }, kind);
+  const Action call = [&] { block = set_.Allocate(id, step.amount, stream, in); };
+  Result result = Call(call, kind);
+  if (renews) {
+    if (result.outcome == Outcome::kNoHeap || result.fault_fired) {
+      Mend();
+      result = Call(call, {});
+    }
+    model_.Renew(id);
+    Follow(PoolModel::LenderOf(id));
+    model_.Ask(id, stream);
+  }
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
   }
@@ -307,7 +323,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   const std::vector<PhysicalPiece> pieces = set_.Pieces(block.address);
   const uint64_t whole_pages = model_.WholePagesOf(id, pieces, stream);
   // The model before the books, since it says why bytes may not be taken.
-  const uint64_t pages = set_.Stats(id).pages;
+  const uint64_t pages = set_.Stats(id).pages + set_.Snapshot(id).gone.size();
   Judge(model_.Place(step.item, id, block, pieces, pages));
   JudgePieces(id, block, pieces);
   const uint64_t new_pages = pages - pages_before;
@@ -332,7 +348,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
     const uint64_t own = (wanted + setup_.page_bytes - 1) / setup_.page_bytes;
     most_new = std::max(most_new, std::min(own, (grown - before) / setup_.page_bytes));
   }
-  if (new_pages > most_new && !remained_.contains(id)) {
+  if (new_pages > most_new && !remained_.contains(id) && !dissolved_.contains(id)) {
     Complain("asked the driver for ", new_pages, " pages where ", most_new, " do");
   }
   // One more saves mappings; two would not. (What comes behind the same sizes as before lies where

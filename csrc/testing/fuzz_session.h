@@ -116,7 +116,7 @@ class FuzzSession {
   void Do(const Step& step);
   void Begin(PoolId id, ScopeKind kind, bool capturing = false);
   void End(PoolId id);
-  void Replay(PoolId id, StreamId stream);
+  bool Replay(PoolId id, StreamId stream, uint64_t number);
   void Allocate(const Step& step);
   using Ring = std::vector<PhysicalPiece>;  // PoolSnapshot::ring
   // `most_new`: pages, but for what the pool's ring comes to have, which had this before.
@@ -134,6 +134,37 @@ class FuzzSession {
     faulty_.Disarm();
     armed_ = false;
     allocation_fault_.reset();
+  }
+
+  // --- fuzz_session_leases.cc ---
+  using Describe = std::function<std::string()>;
+  std::vector<PoolId> Ids() const;  // of the set, with loans
+  void Lend(PoolId id);
+  void Sleep(PoolId id, bool keeps_live);
+  void Wake(PoolId id);
+  void TrimToNeeds(PoolId id);
+  void DoWithBlocks(const Step& step);
+  // Makes a call that moves pages. What the driver fails it goes on with the next time, so that it
+  // is made `again` then. Returns whether it came through.
+  bool Move(bool allowed, const Action& call, const Describe& describe, bool may_run_out = false,
+            bool keeps_ranges = true);
+  // The same of one that does this beside what it says.
+  void MirrorMoving(PoolId id, bool allowed, const Action& call, const Action& then);
+  // Which pages are away or lent now, as judged by the model; `all_away`: the device has all that
+  // leases have.
+  void Follow(PoolId id, bool all_away = false);
+  void NoteRings();
+  void LearnHandles(PoolId id);
+  std::map<Handle, PoolModel::Pages32> HandlesWith(PoolId id, uint64_t lease) const;
+  PoolModel::Pages32 StillLent(PoolId id) const;
+  PoolModel::PiecesOf PiecesOf() const {
+    return [this](Address address) { return set_.Pieces(address); };
+  }
+  void ForgetContent(PoolId id);
+  void Overwrite(PoolId id, uint64_t name);
+  std::string Whole(bool with_ranges = true) const;
+  uint64_t PagesLeft() const {
+    return (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;
   }
 
   void Close();
@@ -172,7 +203,7 @@ class FuzzSession {
     return steps_ % 2 == 0 ? FaultKind::kDriverCall : FaultKind::kAllocation;
   }
   // Makes the call, with whatever is to fail.
-  Result Call(const Action& call, std::optional<FaultKind> kind);
+  Result Call(const Action& call, std::optional<FaultKind> kind, const Describe& describe = {});
   // Runs `call`, which must succeed iff `allowed` (else throw UsageError), and `then` when it did.
   void Mirror(bool allowed, const Action& call, const Action& then);
   // Those before a call, if they will be looked at.
@@ -187,8 +218,11 @@ class FuzzSession {
   void CompareUsage(const PoolStats& sum);
   void CompareSnapshot(PoolId id);
   void ComparePeers();
+  void CompareMappings(PoolId id);
+  void CompareOwners();
+  void DoLease(const Step& step);
   void Inspect();
-  void Shrunk();
+  void Shrunk(const std::set<PoolId>& had_loans);
   void SpareHandles();
 
   void Submit(const PoolModel::LiveBlock& live, StreamId stream, bool writes, const Clock& behind);
@@ -256,6 +290,8 @@ class FuzzSession {
   // Pools that were still there for such remains when they were used again, of whose captures
   // before that the model knows nothing.
   std::set<PoolId> remained_;
+  // Whose ring was dissolved: what it then takes anew is not judged.
+  std::set<PoolId> dissolved_;
   bool peers_settled_ = true;  // the last EnablePeer() came through
   uint64_t steps_ = 0;
   bool last_failed_ = false;

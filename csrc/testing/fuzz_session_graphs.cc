@@ -67,6 +67,8 @@ void FuzzSession::Submit(const PoolModel::LiveBlock& live, StreamId stream, bool
 
 // As a graph does: it runs before whatever may touch the same bytes.
 void FuzzSession::Fill(const PoolModel::LiveBlock& live) {
+  // Which waits for those who borrowed.
+  for (const auto& [stream, work] : model_.Borrowers(live.pool)) watch_.Finish(stream, work);
   if (setup_.map_memory) KernelOf(live, /*writes=*/true).Run();
   filled_by_[live.label] = {};
 }
@@ -82,6 +84,7 @@ void FuzzSession::Refill(const PoolModel::LiveBlock& live) {
 }
 
 void FuzzSession::Read(const PoolModel::LiveBlock& live) {
+  if (model_.AnyAway(live)) return;
   if (!watch_.Accessible(live.block.address, live.block.bytes)) {
     Complain("block b", live.label, " is live but no longer mapped");
   }

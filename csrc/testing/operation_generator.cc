@@ -72,12 +72,35 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(s
     end = std::max(end, 4U);
     if (!large_) left_ = std::max<uint64_t>(left_, 160);
   }
+  leases_ = dice_.OneIn(2);
+  if (leases_) {
+    for (size_t kind = static_cast<size_t>(kBeginApart); kind < Step::kKinds; ++kind) {
+      weights_[static_cast<Step::Kind>(kind)] = dice_.Some(6);
+    }
+    weights_[kReplay] = dice_.Some(12);
+    end = std::max(end, 6U);
+  }
   if (dice_.OneIn(2)) {
     checkpoints_.resize(1 + dice_.Below(6));
     weights_[kCheckpoint] = up_to(6);
     weights_[kRestore] = up_to(12);
     end = std::max(end, 6U);
   }
+}
+
+// Mostly of a pool that is at rest.
+Step OperationGenerator::Lease(Step::Kind kind, const FuzzSession& session) {
+  uint64_t pool = Pool();
+  const uint64_t loan = PoolModel::LoanOf({pool}).first;
+  const bool reads = kind == kReplay || kind == kNameCapture || kind == kDropCapture;
+  if (session.OpenScope(pool) && !reads && !dice_.OneIn(8)) return {.kind = kEnd, .pool = pool};
+  const bool lends = session.OpenScope(loan).has_value() && kind != kReplay && kind != kWake;
+  if (lends && dice_.OneIn(2)) return {.kind = kEnd, .pool = loan};
+  Step step{.kind = kind, .stream = Stream(), .item = dice_.Below(8), .pool = pool};
+  if (kind == kSleep) step.amount = dice_.OneIn(4) ? 1 : 0;
+  if (kind == kLease) step.amount = dice_.OneIn(16) ? 0 : 1 + dice_.Below(3);
+  if (kind >= kLease && kind <= kLeaseEnd) step.item %= 2;
+  return step;
 }
 
 uint64_t OperationGenerator::Bytes() {
@@ -119,6 +142,10 @@ Step OperationGenerator::Allocate(const FuzzSession& session) {
   // Most allocations ought to succeed: look for a pool with an open scope.
   for (uint64_t tries = 0; tries < pools_ && !session.OpenScope(pool); ++tries) {
     pool = pool % pools_ + 1;
+  }
+  if (const uint64_t loan = PoolModel::LoanOf({pool}).first;
+      session.OpenScope(loan) && (!session.OpenScope(pool) || dice_.OneIn(2))) {
+    pool = loan;
   }
   if (!session.OpenScope(pool)) return Begin(pool);
   const uint64_t bytes = Bytes();
@@ -332,6 +359,7 @@ Step OperationGenerator::Choose(const FuzzSession& session) {
   if (kind == kFreeWild) return Bad(session);
   if (kind == kCheckpoint) return Checkpoint(session);
   if (kind == kRestore) return Restore(session);
+  if (kind == kReplay || kind >= kBeginApart) return Lease(kind, session);
   if (kind == kPeer) return {.kind = kind, .item = ++last_peer_};
   if (kind == kProgress) {
     return {.kind = kind, .stream = Stream(), .amount = 1 + dice_.Below(8)};
@@ -343,9 +371,6 @@ Step OperationGenerator::Choose(const FuzzSession& session) {
   if (kind == kUse) {
     if (session.live_labels().empty()) return {kInspect};
     step.item = dice_.Of(session.live_labels());
-    step.stream = Stream();
-  } else if (kind == kReplay) {
-    step.pool = Pool();
     step.stream = Stream();
   }
   return step;

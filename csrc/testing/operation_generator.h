@@ -36,6 +36,7 @@ class OperationGenerator {
   Step Free(const FuzzSession& session);
   Step Checkpoint(const FuzzSession& session);
   Step Restore(const FuzzSession& session);
+  Step Lease(Step::Kind kind, const FuzzSession& session);
   Step Bad(const FuzzSession& session);
   Step Fail();
   Step Choose(const FuzzSession& session);
@@ -56,6 +57,7 @@ class OperationGenerator {
   uint64_t most_live_ = 1;
   double mean_pages_ = 1;
   bool captures_only_ = false;
+  bool leases_ = false;
   bool fails_events_ = false;
   bool large_ = false;              // reaches a thousand pages
   bool repeats_ = false;            // scopes

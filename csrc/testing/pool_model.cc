@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <ranges>
 #include <sstream>
 #include <utility>
 
@@ -38,8 +39,8 @@ const PoolModel::LiveBlock* PoolModel::Holding(Address address) const {
 PoolModel::Trimmable PoolModel::TrimmableBytes() const {
   Trimmable sum;
   for (const auto& [id, pool] : pools_) {
-    if (IsOver(pool)) sum.least += pool.stats.reserved_bytes;
-    if (!Unused(pool)) continue;
+    if (!Unused(id)) continue;
+    if (IsOver(id)) sum.least += (pool.pages.size() - pool.leases.size()) * page_bytes_;
     for (const auto& [number, page] : pool.pages) {
       const bool lives =
           std::ranges::any_of(page, [](const Granule& one) { return one.label != 0; });
@@ -49,9 +50,9 @@ PoolModel::Trimmable PoolModel::TrimmableBytes() const {
   return sum;
 }
 
-bool PoolModel::IsCurrent(uint64_t incarnation) const {
+bool PoolModel::IsCurrent(uint64_t numbering) const {
   return std::ranges::any_of(
-      pools_, [&](const auto& entry) { return entry.second.incarnation == incarnation; });
+      pools_, [&](const auto& entry) { return entry.second.numbering == numbering; });
 }
 
 std::vector<PoolId> PoolModel::ids() const {
@@ -61,8 +62,9 @@ std::vector<PoolId> PoolModel::ids() const {
 }
 
 bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const {
-  if (granule.label != 0) return false;
-  if (pool.scope == ScopeKind::kEager && granule.captured &&
+  if (granule.label != 0 || granule.leased) return false;
+  if (pool.scope == ScopeKind::kApart && granule.needed) return false;
+  if (IsEager(pool) && granule.captured &&
       !std::ranges::all_of(pool.replays, [&](const Pending& replay) {
         return watch_.IsBehind(stream, replay.stream, replay.work);
       })) {
@@ -71,7 +73,7 @@ bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId 
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
   const bool done = std::ranges::all_of(fence.pending, [&](const Pending& pending) {
-    const bool ordered = pool.scope == ScopeKind::kEager && pending.stream == stream;
+    const bool ordered = IsEager(pool) && watch_.IsBehind(stream, pending.stream, pending.work);
     return ordered || watch_.Done(pending.stream, pending.work);
   });
   if (!done) return false;
@@ -88,7 +90,7 @@ bool PoolModel::MayTake(const ModelPool& pool, const Granule& granule, StreamId 
 }
 
 bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const {
-  if (granule.label != 0) return false;
+  if (granule.label != 0 || granule.leased) return false;
   if (granule.fence == nullptr) return true;
   const Fence& fence = *granule.fence;
   if (pool.scope && fence.scope == pool.scope_number) {
@@ -101,7 +103,7 @@ bool PoolModel::MustOffer(const ModelPool& pool, const Granule& granule, StreamI
            dag_.ProvesBehind(stream, fence.nodes) && dag_.ProvesBehind(stream, fence.late);
   }
   const bool own = fence.promised_at_once && fence.owner == stream;
-  return (pool.scope == ScopeKind::kEager && own) || KnownToBeDone(fence);
+  return (IsEager(pool) && own) || KnownToBeDone(fence);
 }
 
 bool PoolModel::KnownToBeDone(const Fence& fence) const {
@@ -172,7 +174,7 @@ uint64_t PoolModel::PagesBeyond(const ModelPool& pool, uint64_t bytes, StreamId 
   const bool several =
       pool.used_by_others || pool.asked.size() > (pool.asked.contains(InCapture(stream)) ? 1 : 0);
   if (pool.scope != ScopeKind::kCapture || !several) return 0;
-  const uint64_t pages = pool.stats.pages / 128;
+  const uint64_t pages = pool.pages.size() / 128;
   return pages > 1 && bytes > page_bytes_ - kGranuleBytes ? pages : 0;
 }
 
@@ -199,7 +201,7 @@ bool PoolModel::IsUntouched(const ModelPool& pool, PageId page) const {
 PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {
   const auto [it, made] = pools_.try_emplace(id);
   if (made) {
-    it->second.incarnation = next_incarnation_++;
+    it->second.incarnation = it->second.numbering = next_incarnation_++;
     it->second.stats.page_bytes = page_bytes_;
   }
   return it->second;
@@ -207,7 +209,7 @@ PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {
 
 void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   ModelPool& pool = FindOrCreate(id);
-  ++pool.users;
+  if (!IsLoan(id)) ++pool.users;
   pool.scope = kind;
   pool.stats.scope_peak_bytes = pool.stats.allocated_bytes;
   pool.scope_number = next_scope_++;
@@ -219,15 +221,38 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   pool.may_refuse.clear();
   pool.in_scope.clear();
   if (may_mark) Mark(pool);
-  pool.replays_unknown = kind == ScopeKind::kEager && pool.captured_pages > 0 && !may_mark;
-  if (pool.replays_unknown) HoldCaptured(pool);
+  pool.replays_unknown = IsEager(pool) && pool.captured_pages > 0 && !may_mark;
+  const auto had = [&](uint32_t page) { return page < pool.captured_pages; };
+  if (pool.replays_unknown) Hold(pool, had);
+  if (kind == ScopeKind::kApart) {
+    const auto graphs = NeedsOf(id, {}, /*more=*/false);
+    for (auto& [number, page] : pool.pages) {
+      const bool needed = std::ranges::count(std::views::values(graphs), number) > 0;
+      for (Granule& granule : page) granule.needed = needed;
+    }
+    const auto all = NeedsOf(id, {}, /*more=*/true);
+    const auto is_needed = [&](uint32_t page) {
+      return std::ranges::count(std::views::values(all), page) > 0;
+    };
+    if (!pool.replays_unknown && pool.captured_pages > 0) Hold(pool, is_needed);
+  }
+  pool.touched.clear();
+  for (const auto& [address, live] : live_) {
+    if (live.pool == id) Touch(pool.touched, live);
+  }
 }
 
 void PoolModel::EndScope(PoolId id, bool may_mark) {
   ModelPool& pool = Known(id);
-  if (may_mark && pool.scope == ScopeKind::kEager) Mark(pool);
+  if (may_mark && IsEager(pool)) Mark(pool);
+  pool.withdrawn = false;
   pool.had_scopes = true;
-  if (pool.scope == ScopeKind::kCapture) pool.captured_pages = pool.stats.pages;
+  if (pool.scope == ScopeKind::kCapture) {
+    pool.captured_pages = pool.pages.size();
+    pool.graphs.push_back({.pages = std::move(pool.touched)});
+    pool.may_name = true;
+    Recount(pool);
+  }
   pool.scope.reset();
   DropIfGone(id);
 }
@@ -245,11 +270,6 @@ void PoolModel::See(PoolId id, StreamId stream) {
   }
 }
 
-bool PoolModel::MayReplay(PoolId id) const {
-  const ModelPool* const pool = Find(id);
-  return pool != nullptr && pool->users > 0 && pool->captured_pages > 0 && !pool->scope;
-}
-
 void PoolModel::Replay(PoolId id, StreamId stream) {
   Known(id).replays.push_back({stream, watch_.Submitted(stream)});
 }
@@ -260,10 +280,9 @@ void PoolModel::Mark(ModelPool& pool) const {
   pool.held.reset();
 }
 
-// Nothing that is free of pages that captures had is promised to anyone before the device has been
+// Nothing that is free of pages that graphs may use is promised to anyone before the device has been
 // marked, nor what lives there when it is freed.
-void PoolModel::HoldCaptured(ModelPool& pool) {
-  const auto had = [&](uint32_t page) { return page < pool.captured_pages; };
+void PoolModel::Hold(ModelPool& pool, const std::function<bool(uint32_t)>& had) {
   for (auto& [address, block] : live_) {
     if (&Known(block.pool) != &pool) continue;
     if (std::ranges::any_of(block.pieces, had, [](const auto& piece) { return Index(piece.page); }))
@@ -272,7 +291,7 @@ void PoolModel::HoldCaptured(ModelPool& pool) {
   for (auto& [number, page] : pool.pages) {
     if (!had(number)) continue;
     for (Granule& granule : page) {
-      if (granule.label != 0) continue;
+      if (granule.label != 0 || granule.leased) continue;
       auto held = std::make_shared<Fence>();
       if (granule.fence != nullptr) held->pending = granule.fence->pending;
       Hold(pool, *held);
@@ -282,32 +301,38 @@ void PoolModel::HoldCaptured(ModelPool& pool) {
 }
 
 void PoolModel::Release(PoolId id) {
-  --Known(id).users;
+  if (--Known(id).users == 0) {
+    for (Capture& one : Known(id).graphs) one.gone = true;
+  }
   DropIfGone(id);
 }
 
 void PoolModel::DropIfGone(PoolId id) {
-  const ModelPool& pool = Known(id);
-  if (IsOver(pool) && pool.stats.pages == 0) pools_.erase(id);
+  if (IsOver(id) && Known(id).pages.empty()) pools_.erase(id);
 }
 
 void PoolModel::Trim() {
-  std::erase_if(pools_, [](const auto& entry) { return IsOver(entry.second); });
+  for (const PoolId id : ids()) {
+    if (IsOver(id)) pools_.erase(id);
+  }
 }
 
 std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_of) {
   ModelPool& pool = Known(id);
-  pool.incarnation = next_incarnation_++;
+  pool.incarnation = pool.numbering = next_incarnation_++;
   const auto is_own = [&](const auto& entry) { return entry.second.pool == id; };
   if (std::ranges::none_of(live_, is_own)) pool.captured_pages = 0;
   pool.unmarked.clear();
   pool.held.reset();
   pool.stream_fences.clear();
   pool.replays.clear();
+  pool.graphs.clear();
+  pool.kept.clear();
+  pool.may_name = false;
+  pool.first_page.clear();
   pool.pages.clear();
   for (uint32_t number = 0; number < pages; ++number) pool.pages[number].resize(granules_per_page_);
-  pool.stats.pages = pages;
-  pool.stats.reserved_bytes = pages * page_bytes_;
+  Recount(pool);
   for (auto& [address, block] : live_) {
     if (block.pool != id) continue;
     block.pieces = pieces_of(address);
@@ -321,7 +346,7 @@ void PoolModel::Ask(PoolId id, StreamId stream) {
   ModelPool& pool = Known(id);
   pool.asked.insert(InCapture(stream));
   See(id, stream);
-  if (pool.scope == ScopeKind::kEager) GoOn(pool, stream);
+  if (IsEager(pool)) GoOn(pool, stream);
 }
 
 std::string PoolModel::Describe(const Fence& fence) const {
@@ -381,7 +406,7 @@ std::string PoolModel::Occupy(ModelPool& pool, const LiveBlock& block, bool fenc
       ++reused_granules_;
       if (granule.fence->owner != block.block.stream) ++reused_across_streams_;
     }
-    granule = {block.label, nullptr, granule.captured || !block.eager};
+    granule = {block.label, nullptr, granule.captured || !block.eager, granule.leased};
   });
   return complaint;
 }
@@ -402,26 +427,24 @@ std::string PoolModel::Place(uint64_t label, PoolId id, const Block& block,
   const bool may_be_ahead =
       MayComeAgain(pool) || PagesBeyond(pool, block.requested_bytes, block.stream) > 0;
   LiveBlock live{label, id, block, std::move(pieces)};
-  live.eager = pool.scope == ScopeKind::kEager;
+  live.eager = IsEager(pool);
   if (dag_.IsCaptured(block.stream)) pool.told.insert(dag_.At(block.stream).capture);
   const auto is_untouched = [&](const PhysicalPiece& piece) {
     return IsUntouched(pool, piece.page);
   };
-  if (pages > pool.stats.pages || std::ranges::any_of(live.pieces, is_untouched)) {
+  if (pages > pool.pages.size() || std::ranges::any_of(live.pieces, is_untouched)) {
     for (const StreamId other : pool.seen) pool.may_refuse.emplace(block.stream, other);
   }
   std::string complaint = Occupy(pool, live, /*fenced=*/true);
   for (uint32_t number = 0; may_be_ahead && number < pages; ++number) {
     pool.pages[number].resize(granules_per_page_);
   }
-  pool.stats.pages = pool.pages.size();
-  if (pool.stats.pages != pages && complaint.empty()) {
+  if (pool.pages.size() != pages && complaint.empty()) {
     complaint = "has " + std::to_string(pages) + " pages, of which " +
-                std::to_string(pool.stats.pages) + " are accounted for";
+                std::to_string(pool.pages.size()) + " are accounted for";
   }
-  pool.stats.reserved_bytes = pool.stats.pages * page_bytes_;
-  pool.stats.peak_reserved_bytes =
-      std::max(pool.stats.peak_reserved_bytes, pool.stats.reserved_bytes);
+  Recount(pool);
+  if (pool.scope == ScopeKind::kCapture) Touch(pool.touched, live);
   Count(pool, block);
   pool.stats.scope_peak_bytes = std::max(pool.stats.scope_peak_bytes, pool.stats.allocated_bytes);
   if (!live_.emplace(block.address, std::move(live)).second && complaint.empty()) {
@@ -502,6 +525,7 @@ void PoolModel::Free(Address start, CaptureId in, bool same_thread) {
   const LiveBlock block = std::move(it->second);
   live_.erase(it);
   ModelPool& pool = Known(block.pool);
+  for (auto& [number, lease] : pool.block_leases) lease.second.erase(block.label);
   const std::shared_ptr<Fence> fence = FenceOf(pool, block);
   bool scope_tells = true;
   if (pool.scope == ScopeKind::kCapture) {
@@ -521,7 +545,7 @@ void PoolModel::Free(Address start, CaptureId in, bool same_thread) {
   }
   ForEachGranule(pool, block, [&](Granule& granule) {
     granule.label = 0;
-    granule.fence = fence;
+    granule.fence = granule.leased ? nullptr : fence;
   });
   pool.stats.allocated_bytes -= block.block.bytes;
   pool.stats.requested_bytes -= block.block.requested_bytes;
@@ -551,9 +575,13 @@ PoolModel::Checkpoint PoolModel::TakeCheckpoint(PoolId id) const {
   return checkpoint;
 }
 
+void PoolModel::KeepLive(PoolId id) {
+  for (const LiveBlock& live : TakeCheckpoint(id).blocks) Touch(Known(id).kept, live);
+}
+
 // All that lives and did not live then is freed; then all that lived then and does not live now is
 // taken again. A block that is just like one that lived then passes for it, and keeps its label.
-PoolModel::Restored PoolModel::Restore(const Checkpoint& checkpoint) {
+PoolModel::Restored PoolModel::Restore(const Checkpoint& checkpoint, const PiecesOf& pieces_of) {
   ModelPool& pool = Known(checkpoint.pool);
   Restored restored;
   std::set<const Fence*> fresh;
@@ -572,8 +600,9 @@ PoolModel::Restored PoolModel::Restore(const Checkpoint& checkpoint) {
       kept.eager |= same->eager;
     }
   }
-  for (const LiveBlock& then : checkpoint.blocks) {
+  for (LiveBlock then : checkpoint.blocks) {
     if (live_.contains(then.block.address)) continue;
+    then.pieces = pieces_of(then.block.address);
     restored.revived.push_back(then);
     std::string complaint = Revive(pool, fresh, then);
     if (!complaint.empty()) restored.complaint = std::move(complaint);

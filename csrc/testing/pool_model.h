@@ -110,7 +110,7 @@ class PoolModel {
   // How many of the pages that hold these pieces are free as a whole and promised, or do not exist
   // yet.
   uint64_t WholePagesOf(PoolId id, const std::vector<PhysicalPiece>& pieces, StreamId stream) const;
-  uint64_t Pages(PoolId id) const { return Contains(id) ? Find(id)->stats.pages : 0; }
+  uint64_t Pages(PoolId id) const { return Contains(id) ? Find(id)->pages.size() : 0; }
   Checkpoint TakeCheckpoint(PoolId id) const;
   // Whether the checkpoint may be restored in the pool now.
   bool MayRestore(PoolId id, const Checkpoint& checkpoint) const;
@@ -129,8 +129,7 @@ class PoolModel {
   // A stream asks for a block in the open scope, or uses another's: to be said before the pool is
   // told.
   void See(PoolId id, StreamId stream);
-  // A graph that was captured into the pool runs on the stream. pre: MayReplay().
-  bool MayReplay(PoolId id) const;
+  // A graph that was captured into the pool runs on the stream.
   void Replay(PoolId id, StreamId stream);
   void Release(PoolId id);
   // A stream asked for a block, whether it then got one or not. pre: a scope is open.
@@ -149,7 +148,69 @@ class PoolModel {
   // free but for the pieces that `pieces_of` tells of. Returns what is wrong with these.
   using PiecesOf = std::function<std::vector<PhysicalPiece>(Address)>;
   std::string Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_of);
-  Restored Restore(const Checkpoint& checkpoint);
+  Restored Restore(const Checkpoint& checkpoint, const PiecesOf& pieces_of);
+
+  // --- Leases (pool_model_leases.cc) ---
+  //
+  // A page that somebody else has is nobody's here. The pool of a loan is one like others, whose
+  // pages come and go. Which pages are one handle the model is told, since they go together.
+
+  using Pages32 = std::set<uint32_t>;
+  static constexpr uint64_t kAsleep = 1;  // who has a page
+  static constexpr uint64_t kLent = 2;    // others are leases of blocks
+  static PoolId LoanOf(PoolId id) { return {id.first | uint64_t{1} << 63, id.second}; }
+  static PoolId LenderOf(PoolId loan) { return {loan.first & ~uint64_t{0} >> 1, loan.second}; }
+  static bool IsLoan(PoolId id) { return id.first >> 63 != 0; }
+
+  bool IsAsleep(PoolId id) const { return Contains(id) && Find(id)->asleep; }
+  bool HasLoan(PoolId id) const { return !IsLoan(id) && Contains(LoanOf(id)); }
+  // Whether it may give pages away.
+  bool MayLease(PoolId id) const {
+    return Contains(id) && !OpenScope(id) && !OpenScope(LoanOf(id)) && watch_.MayQuiesce();
+  }
+  uint64_t LeaseOf(PoolId id, uint32_t page) const;
+  uint64_t PagesWith(PoolId id, uint64_t lease) const;  // 0: anybody but a borrower
+  bool AnyAway(const LiveBlock& block) const;
+  // On which pages a block of a checkpoint lies by now.
+  std::vector<uint32_t> PagesAt(PoolId id, const LiveBlock& block) const;
+  void LearnHandles(PoolId id, const std::map<uint32_t, uint32_t>& first_pages);
+  // The pages of whole handles without a lease: `goes` is asked of one by its live blocks' labels.
+  Pages32 PagesOf(PoolId id, const std::function<bool(const std::set<uint64_t>&)>& goes) const;
+  // The device is idle, and the lease has these pages besides those that it had.
+  void Evict(PoolId id, const Pages32& pages, uint64_t lease);
+  void BringBack(PoolId id, uint64_t lease);
+  // So many of the leases' pages the device really has.
+  void SetAway(PoolId id, uint64_t pages);
+  void SetAsleep(PoolId id, bool asleep) { Known(id).asleep = asleep; }
+  void Quiesced(PoolId id);  // and the pool knows
+  // These pages are with borrowers, or with the device; of a loan these went back, of so many.
+  // Return what is wrong.
+  std::string FollowLender(PoolId id, const Pages32& gone);
+  std::string FollowLoan(PoolId id, uint64_t pages, const Pages32& gone, const PiecesOf& pieces_of);
+  void DropLoan(PoolId id) { pools_.erase(LoanOf(id)); }
+  void DropIfGone(PoolId id);
+  // The lender has taken back what is free: the loan's next allocation begins its scope anew.
+  bool IsWithdrawn(PoolId loan) const { return Contains(loan) && Find(loan)->withdrawn; }
+  void Renew(PoolId loan);
+  // What a trim leaves: pages of handles in which something lives, that graphs need (not those of
+  // an unused pool, which has none) or that are `lent` on. Renumbers them.
+  std::string Keep(PoolId id, bool has_graphs, const Pages32& lent, const PiecesOf& pieces_of);
+
+  void KeepLive(PoolId id);  // for a checkpoint
+  // Captures whose graphs may be there still, in their order; 0 for one that nobody named.
+  std::vector<uint64_t> Graphs(PoolId id) const;
+  bool MayName(PoolId id) const { return Contains(id) && Find(id)->may_name; }
+  void Name(PoolId id, uint64_t name);
+  void Drop(PoolId id, uint64_t name);
+  // Pages that the graphs so named need, by address; with `more` what counts as needed besides.
+  std::map<Address, uint32_t> NeedsOf(PoolId id, std::optional<uint64_t> name, bool more) const;
+  // Work of borrowers for which a replay waits.
+  std::vector<std::pair<StreamId, uint64_t>> Borrowers(PoolId id) const;
+  // Which granules of the page nothing of the pool is on or may still be at work on.
+  std::vector<uint64_t> Idle(PoolId id, uint32_t page) const;
+  std::map<uint64_t, std::pair<uint64_t, std::set<uint64_t>>>& leases(PoolId id) {
+    return Known(id).block_leases;
+  }
 
   // --- Comparison ---
 
@@ -157,9 +218,9 @@ class PoolModel {
   PoolStats Stats(PoolId id) const { return pools_.at(id).stats; }
   std::vector<PoolId> ids() const;
   const std::map<Address, LiveBlock>& live() const { return live_; }
-  // A number for this pool's life: another one each time that an id is made anew.
-  uint64_t Incarnation(PoolId id) const { return pools_.at(id).incarnation; }
-  bool IsCurrent(uint64_t incarnation) const;
+  // Of its pages and what is behind them: another one each time that these are made anew.
+  uint64_t Numbering(PoolId id) const { return pools_.at(id).numbering; }
+  bool IsCurrent(uint64_t numbering) const;
   // Granules that were handed out again in the capture scope that they were freed in.
   uint64_t reused_granules() const { return reused_granules_; }
   uint64_t reused_across_streams() const { return reused_across_streams_; }
@@ -190,9 +251,17 @@ class PoolModel {
     uint64_t label = 0;            // of the live block, 0 if free
     std::shared_ptr<Fence> fence;  // of a free one; null: free to all
     bool captured = false;         // a graph may use it
+    bool leased = false;           // somebody else has it
+    bool needed = false;           // a graph does, so it is not for the scope apart
+  };
+  struct Capture {
+    uint64_t name = 0;
+    std::map<Address, uint32_t> pages;  // on which blocks lived
+    bool gone = false;                  // its graph is, though nobody said so
   };
   struct ModelPool {
-    uint64_t incarnation = 0;
+    uint64_t incarnation = 0;  // of which checkpoints are
+    uint64_t numbering = 0;
     int users = 0;
     std::optional<ScopeKind> scope;
     uint64_t scope_number = 0;
@@ -214,6 +283,18 @@ class PoolModel {
     bool replays_unknown = false;                  // the open scope could not mark the device
     // Of eager scopes, by the stream that may take at once what is behind them.
     std::map<StreamId, std::vector<std::shared_ptr<Fence>>> stream_fences;
+    std::map<uint32_t, uint64_t> leases;      // by page
+    std::map<uint32_t, uint32_t> first_page;  // of each page's handle
+    uint64_t away = 0;                        // pages
+    bool asleep = false;
+    bool withdrawn = false;  // of a loan
+    // By number: the set's, and the blocks' labels.
+    std::map<uint64_t, std::pair<uint64_t, std::set<uint64_t>>> block_leases;
+    std::vector<Capture> graphs;
+    bool may_name = false;               // the last one
+    std::map<Address, uint32_t> touched;  // by the capture under way
+    std::map<Address, uint32_t> kept;     // for checkpoints
+    std::vector<Pending> borrowers;
     PoolStats stats;
   };
 
@@ -236,11 +317,20 @@ class PoolModel {
   ModelPool& Known(PoolId id) { return pools_.at(id); }
   ModelPool& FindOrCreate(PoolId id);
   void GoOn(ModelPool& pool, StreamId stream) const;
-  static bool Unused(const ModelPool& pool) { return pool.users == 0 && !pool.scope; }
-  static bool IsOver(const ModelPool& pool) { return Unused(pool) && pool.stats.live_blocks == 0; }
-  void DropIfGone(PoolId id);
+  static bool IsEager(const ModelPool& pool) {
+    return pool.scope && pool.scope != ScopeKind::kCapture;
+  }
+  void Touch(std::map<Address, uint32_t>& pages, const LiveBlock& block) const;
+  void Recount(ModelPool& pool) const;
+  void Return(ModelPool& pool, uint32_t page);
+  bool Unused(PoolId id) const {
+    return UseCount(id) == 0 && !OpenScope(id) && !OpenScope(LoanOf(id)) && !IsLoan(id);
+  }
+  bool IsOver(PoolId id) const {
+    return Unused(id) && Find(id)->stats.live_blocks == 0 && !HasLoan(id);
+  }
   void Mark(ModelPool& pool) const;
-  void HoldCaptured(ModelPool& pool);
+  void Hold(ModelPool& pool, const std::function<bool(uint32_t)>& pages);
   bool MayTake(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   bool MustOffer(const ModelPool& pool, const Granule& granule, StreamId stream) const;
   std::string Misshapen(const LiveBlock& block) const;

@@ -18,7 +18,9 @@ constexpr std::array<const char*, Step::kKinds> kNames = {
     "Record",      "Wait",           "WaitEarly",  "BeginOwn", "EndOwn",
     "Invalidate",  "Progress",       "NextGraph",  "Peer",     "Fail",
     "Mend",        "FailAllocation", "FreeInside", "FreeWild", "Inspect",
-    "Checkpoint",  "Restore",        "Replay"};
+    "Checkpoint",  "Restore",        "Replay",     "BeginApart", "BeginLoan",
+    "Sleep",       "Wake",           "TrimToNeeds", "Lease",   "LeaseOut",
+    "LeaseBack",   "LeaseEnd",       "NameCapture", "DropCapture"};
 
 bool OfFault(Step::Kind kind) {
   return kind == Step::Kind::kFail || kind == Step::Kind::kFailAllocation;

@@ -53,9 +53,21 @@ struct Step {
     kInspect,         // compares all that is too slow to be compared after each step
     kCheckpoint,      // of the pool, kept as `item` in place of what was kept as that before
     kRestore,         // goes back to checkpoint `item`; of another pool: bad input
-    kReplay,          // a graph that was captured into the pool runs on `stream`
+    kReplay,  // a graph that was captured into the pool runs on `stream`, that number `item`
+    kBeginApart,
+    kBeginLoan,    // its pool is number 2^63 + `pool`
+    kSleep,        // with an `amount` live blocks go too
+    kWake,         //
+    kTrimToNeeds,  //
+    kLease,        // number `item`, of each live block of the pool whose number is a multiple of
+                   // `amount`; of 0: bad input
+    kLeaseOut,     // its pages go
+    kLeaseBack,    // and come back
+    kLeaseEnd,     //
+    kNameCapture,  // the pool's last
+    kDropCapture,  // that number `item`
   };
-  static constexpr size_t kKinds = 33;
+  static constexpr size_t kKinds = 44;
 
   Kind kind{};
   uint64_t stream = 0;

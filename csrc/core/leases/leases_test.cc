@@ -1,0 +1,272 @@
+// Leases of a set's pools: what goes, what comes back, and what replays may do meanwhile.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "core/base/error.h"
+#include "core/pool_set.h"
+#include "driver/faulty_driver.h"
+#include "testing/driver_watch.h"
+#include "testing/host_driver.h"
+
+namespace cgp {
+namespace {
+
+constexpr StreamId kA{1};
+constexpr StreamId kB{2};
+constexpr PoolId kId{1, 0};
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kLimit = 40 * kPage;
+
+class LeasesTest : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    faulty_.Disarm();
+    EXPECT_NO_THROW(set_.Check());
+    watch_.Quiesce();
+    EXPECT_THAT(watch_.violations(), ::testing::IsEmpty());
+  }
+
+  Block Allocate(uint64_t pages, PoolId id = kId, StreamId stream = kA) {
+    const Block block = set_.Allocate(id, pages * kPage, stream);
+    watch_.MarkUsed();
+    return block;
+  }
+  // A graph that needs so many pages, and leaves none in use. Returns where; its name is in name_.
+  Block Capture(uint64_t pages) {
+    set_.BeginScope(kId, ScopeKind::kCapture);
+    const Block scratch = Allocate(pages);
+    set_.Free(scratch.address);
+    set_.EndScope(kId);
+    name_ = set_.NameCapture(kId);
+    return scratch;
+  }
+  uint64_t Held() const { return watch_.handle_bytes() / kPage; }
+  uint64_t Reserved() const { return set_.Stats(kId).reserved_bytes / kPage; }
+
+  // Fails each driver call of `call` in turn, on a pool that `begin` has brought about, and judges
+  // what is left; then the call goes through.
+  void FailEach(const std::function<void()>& begin, const std::function<void()>& call,
+                const std::function<void(uint64_t)>& judge) {
+    for (uint64_t number = 1, failures = 1; failures > 0; ++number) {
+      begin();
+      faulty_.Arm({.call_number = number});
+      if (number < 3) EXPECT_THROW(call(), DriverError) << number;
+      if (number >= 3) {
+        try {
+          call();
+        } catch (const DriverError&) {
+        }
+      }
+      failures = faulty_.failures();
+      faulty_.Disarm();
+      set_.Check();
+      EXPECT_EQ(set_.Usage().reserved_bytes.current, watch_.handle_bytes()) << number;
+      judge(number);
+      if (HasFailure()) return;
+    }
+  }
+
+  HostDriver host_{{.granularity = kPage, .physical_limit_bytes = kLimit}};
+  DriverWatch watch_{host_};
+  FaultyDriver faulty_{watch_};
+  PoolSet set_{faulty_, {.page_bytes = kPage}};
+  uint64_t name_ = 0;
+};
+
+TEST_F(LeasesTest, SleepGivesBackScratchAndWakeMapsItAnew) {
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const Block kept = Allocate(3);
+  set_.Free(Allocate(10).address);
+  set_.EndScope(kId);
+  std::memset(reinterpret_cast<void*>(kept.address), 7, kept.bytes);  // NOLINT
+  const uint64_t mappings = watch_.mappings();
+  const uint64_t reservations = watch_.reservations();
+  for (int cycle = 0; cycle < 3; ++cycle) {
+    EXPECT_EQ(set_.Sleep(kId, /*keeps_live=*/true).bytes, 10 * kPage);
+    EXPECT_EQ(set_.Sleep(kId, /*keeps_live=*/true).bytes, 0U) << "twice";
+    EXPECT_EQ(Held(), 3U);
+    EXPECT_EQ(Reserved(), 3U);
+    EXPECT_EQ(set_.Stats(kId).allocated_bytes, 3 * kPage);
+    EXPECT_EQ(set_.Stats(kId).peak_reserved_bytes, 13 * kPage);
+    EXPECT_THROW(set_.BeginReplay(kId, 0, kA), UsageError);
+    EXPECT_EQ(set_.Wake(kId).bytes, 10 * kPage);
+    EXPECT_EQ(set_.Wake(kId).bytes, 0U) << "awake";
+    EXPECT_NO_THROW(set_.BeginReplay(kId, 0, kA));
+    EXPECT_EQ(watch_.mappings(), mappings);
+    EXPECT_EQ(watch_.reservations(), reservations);
+  }
+  const auto* const bytes = reinterpret_cast<const char*>(kept.address);  // NOLINT
+  EXPECT_TRUE(std::all_of(bytes, bytes + kept.bytes, [](char byte) { return byte == 7; }));
+}
+
+TEST_F(LeasesTest, WithoutLiveBlocksAllGoesAndFreesAreTaken) {
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const Block block = Allocate(3);
+  set_.EndScope(kId);
+  set_.Sleep(kId, /*keeps_live=*/false);
+  EXPECT_EQ(Held(), 0U);
+  set_.Free(block.address);
+  set_.Release(kId);
+  EXPECT_EQ(set_.Trim(), 0U);
+  EXPECT_FALSE(set_.Contains(kId)) << "a pool is dropped asleep";
+  EXPECT_EQ(watch_.reservations() + watch_.mappings(), 0U);
+}
+
+TEST_F(LeasesTest, ACaptureWakesThePoolAndNothingSleepsDuringOne) {
+  Capture(5);
+  set_.Sleep(kId, true);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  EXPECT_EQ(Held(), 5U);
+  EXPECT_THROW(set_.Sleep(kId, true), UsageError);
+  EXPECT_THROW(set_.TrimToNeeds(kId), UsageError);
+  EXPECT_THROW(set_.BeginLoan(kId), UsageError);
+  set_.EndScope(kId);
+  const CaptureId other = host_.graphs().Begin(kB);
+  EXPECT_THROW(set_.Sleep(kId, true), UsageError) << "a capture that the driver knows";
+  host_.graphs().End(other);
+}
+
+TEST_F(LeasesTest, AWakeWithoutMemoryLeavesThePoolAsleepAndWhole) {
+  const Block scratch = Capture(25);
+  set_.Sleep(kId, true);
+  constexpr PoolId kOther{2, 0};
+  set_.BeginScope(kOther, ScopeKind::kEager);
+  const Block other = Allocate(20, kOther);
+  EXPECT_THROW(set_.Wake(kId), OutOfMemoryError);
+  EXPECT_THROW(set_.BeginScope(kId, ScopeKind::kCapture), OutOfMemoryError);
+  EXPECT_TRUE(set_.Stats(kId).asleep);
+  EXPECT_EQ(Held(), 20U);
+  set_.EndScope(kOther);
+  set_.Free(other.address);
+  set_.Release(kOther);
+  set_.Trim();
+  set_.Wake(kId);
+  EXPECT_TRUE(watch_.Accessible(scratch.address, scratch.bytes));
+}
+
+TEST_F(LeasesTest, WhereTheDriverFailsThePoolIsAsBeforeOrAsleepAndWhole) {
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const Block kept = Allocate(1);
+  const Block scratch = Allocate(6);
+  set_.Free(scratch.address);
+  set_.Free(Allocate(4).address);
+  set_.EndScope(kId);
+  const auto is_whole = [&] {
+    set_.Wake(kId);
+    EXPECT_TRUE(watch_.Accessible(kept.address, kept.bytes));
+    EXPECT_TRUE(watch_.Accessible(scratch.address, scratch.bytes));
+    EXPECT_EQ(Held(), 7U);
+  };
+  FailEach([] {}, [&] { set_.Sleep(kId, true); }, [&](uint64_t) { is_whole(); });
+  FailEach([&] { set_.Sleep(kId, true); }, [&] { set_.Wake(kId); },
+           [&](uint64_t) {
+             if (set_.Stats(kId).asleep) EXPECT_EQ(Held(), 1U);
+             is_whole();
+           });
+  const uint64_t lease = set_.Lease(kId, {kept.address});
+  FailEach([] {}, [&] { set_.ReleaseLease(kId, lease); },
+           [&](uint64_t) {
+             set_.RestoreLease(kId, lease);
+             is_whole();
+           });
+  FailEach([&] { set_.ReleaseLease(kId, lease); }, [&] { set_.RestoreLease(kId, lease); },
+           [&](uint64_t) {
+             set_.RestoreLease(kId, lease);
+             is_whole();
+           });
+  FailEach([] {}, [&] { set_.BeginLoan(kId); },
+           [&](uint64_t) {
+             const PoolId loan{kId.first | uint64_t{1} << 63, kId.second};
+             if (set_.InScope(loan)) set_.EndScope(loan);
+             is_whole();
+           });
+}
+
+TEST_F(LeasesTest, ATrimKeepsWhatIsLeftNeedsAlsoWhereTheDriverFails) {
+  std::vector<uint64_t> names;
+  Block small;
+  FailEach(
+      [&] {
+        for (const uint64_t name : names) set_.DropCapture(kId, name);
+        names.clear();
+        set_.TrimToNeeds(kId);
+        EXPECT_EQ(Held(), 0U);
+        small = Capture(3);
+        names.push_back(name_);
+        Capture(20);
+        set_.DropCapture(kId, name_);
+        EXPECT_EQ(set_.Trim(), 0U) << "in use";
+      },
+      [&] { set_.TrimToNeeds(kId); },
+      [&](uint64_t) {
+        set_.TrimToNeeds(kId);
+        EXPECT_EQ(Held(), 3U);
+        EXPECT_TRUE(watch_.Accessible(small.address, small.bytes));
+        EXPECT_NO_THROW(set_.BeginReplay(kId, names.front(), kA));
+      });
+}
+
+TEST_F(LeasesTest, ALoanHasNoCapturedAddressAndReplaysAreOrderedWithIt) {
+  const Block scratch = Capture(8);
+  const uint64_t replayed = watch_.Submit(kB);
+  const PoolId loan = set_.BeginLoan(kId);
+  EXPECT_EQ(set_.LendableBytes(kId), 0U) << "all is lent";
+  const Block block = Allocate(8, loan);
+  EXPECT_TRUE(watch_.IsBehind(kA, kB, replayed));
+  EXPECT_TRUE(block.address + block.bytes <= scratch.address ||
+              scratch.address + scratch.bytes <= block.address);
+  EXPECT_EQ(Held(), 8U);
+  EXPECT_THROW(Allocate(1, loan), OutOfMemoryError);
+  EXPECT_THROW(set_.BeginReplay(kId, name_, kB), UsageError);
+  const uint64_t borrowed = watch_.Submit(kA);
+  set_.Free(block.address);
+  set_.BeginReplay(kId, name_, kB);
+  EXPECT_TRUE(watch_.IsBehind(kB, kA, borrowed));
+  EXPECT_EQ(watch_.quiesce_calls(), 0U) << "the host waits for nothing";
+  set_.Free(Allocate(2, loan).address);  // is lent again
+  set_.EndScope(loan);
+}
+
+TEST_F(LeasesTest, ACaptureOfTheLenderGetsNothingThatIsLent) {
+  Capture(8);
+  const PoolId loan = set_.BeginLoan(kId);
+  const Block borrowed = Allocate(5, loan);
+  std::memset(reinterpret_cast<void*>(borrowed.address), 7, borrowed.bytes);  // NOLINT
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const Block block = Allocate(8);
+  EXPECT_EQ(Held(), 13U);
+  std::memset(reinterpret_cast<void*>(block.address), 1, block.bytes);  // NOLINT
+  EXPECT_EQ(*reinterpret_cast<const char*>(borrowed.address), 7);       // NOLINT
+  EXPECT_THROW(Allocate(1, loan), UsageError) << "a capture is under way";
+  set_.EndScope(kId);
+  set_.Free(borrowed.address);
+  set_.EndScope(loan);
+}
+
+TEST_F(LeasesTest, ARestoreWakesAndIsRefusedWhereMemoryIsLent) {
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const Block block = Allocate(4);
+  set_.EndScope(kId);
+  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
+  set_.Free(block.address);
+  set_.Sleep(kId, true);
+  set_.TrimToNeeds(kId);
+  set_.Restore(kId, checkpoint);
+  EXPECT_EQ(set_.At(block.address)->block, block);
+  set_.Free(block.address);
+  const PoolId loan = set_.BeginLoan(kId);
+  const Block borrowed = Allocate(4, loan);
+  EXPECT_THROW(set_.Restore(kId, checkpoint), UsageError);
+  set_.Free(borrowed.address);
+  EXPECT_NO_THROW(set_.Restore(kId, checkpoint));
+  set_.EndScope(loan);
+}
+
+}  // namespace
+}  // namespace cgp
