@@ -294,7 +294,7 @@ void PoolSet::EndLoan(Member& lender) {
   lender.needs_mark = false;
   lender.borrowers.reset();
   if (error) std::rethrow_exception(error);
-  if (loan.is_open() || loan.pool.has_pages() || loan.pool.has_remains()) return;
+  if (loan.pool.has_pages() || loan.pool.has_remains()) return;
   const PoolId id = loan.id;
   lender.loan = nullptr;
   loan.lender = nullptr;

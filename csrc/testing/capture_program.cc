@@ -105,7 +105,8 @@ class Author {
     } else if (kind == kRecord) {
       Add(kind, Stream(), ++last_event_);
     } else {
-      Add(kind, Stream(), 0, kind == kProgress ? 1 : 0);
+      // Sleeps between some graphs, and is trimmed between others.
+      Add(kind, Stream(), 0, kind == kProgress ? 1 : kind == kNextGraph ? dice_.Below(4) : 0);
     }
   }
 

@@ -257,7 +257,8 @@ void FuzzSession::Allocate(const Step& step) {
   // The loan's scope begins anew, with what the lender has free then.
   const bool renews = allowed && model_.IsWithdrawn(id);
   if (renews && !watch_.MayQuiesce()) {
-    return Mirror(false, [&] { set_.Allocate(id, step.amount, stream, in); }, [] {});
+    return Mirror(
+        false, [&] { set_.Allocate(id, step.amount, stream, in); }, [] {});
   }
   PoolModel::Need need;
   PoolModel::Need beside_ring;

@@ -172,6 +172,8 @@ class FuzzSession {
   void EndGraph();
   void DoInGraph(const Step& step);
   void Execute();
+  void LeaseBefore(size_t graph);
+  void RunGraph(size_t graph);
   bool ReadyToFree(uint64_t label);
   void Touch(const Step& step, bool writes, bool said);
   void BeginOwn(StreamId stream, PoolId pool) {

@@ -76,8 +76,8 @@ void FuzzSession::CompareStats() {
     Complain("wrong trimmable bytes");
   }
   const HostUsage held = host_.usage();
-  const bool rest = (held.mappings == sum.page_mappings || sum.away_bytes > 0) &&
-                    held.reservations <= sum.ranges;
+  const bool rest =
+      (held.mappings == sum.page_mappings || sum.away_bytes > 0) && held.reservations <= sum.ranges;
   if (held.physical_bytes != sum.reserved_bytes || !(rest || leaky_)) {
     Complain("the driver holds ", held.physical_bytes, " bytes, ", held.mappings, " mappings and ",
              held.reservations, " reservations; the set says ", sum.reserved_bytes, ", ",

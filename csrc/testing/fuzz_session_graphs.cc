@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/error.h"
 #include "testing/fuzz_session.h"
 
 namespace cgp {
@@ -135,6 +136,8 @@ void FuzzSession::DoInGraph(const Step& step) {
     dag_.Wait(stream, point);
   } else if (kind == kNextGraph) {
     End(graph_pool_);
+    if (own_world_ && step.amount == 1) Sleep(graph_pool_, /*keeps_live=*/true);
+    if (own_world_ && step.amount == 2) TrimToNeeds(graph_pool_);
     Begin(graph_pool_, ScopeKind::kCapture);
   }
 }
@@ -149,9 +152,9 @@ void FuzzSession::Execute() {
       const size_t i = in_order ? place : random_() % graphs_.size();
       const Graph& graph = graphs_[i];
       if (graph.failed || (!in_order && !graph.alone)) continue;
-      const std::vector<uint64_t> urgency = dag_.SomeUrgency(graph.first, graph.end, random_);
-      const std::optional<Node> wrong = dag_.Run(graph.first, graph.end, urgency);
-      if (wrong) Complain("wrong data in graph ", i, " at its node ", *wrong - graph.first);
+      // What earlier ones left where nothing lives may go then.
+      if (own_world_ && (!in_order || place == 0)) LeaseBefore(i);
+      RunGraph(i);
     }
     for (const auto& [item, tensor] : tensors_) {
       if (in_order && tensor.written && !Kernel{tensor.block, tensor.word, false}.Run()) {
@@ -159,6 +162,53 @@ void FuzzSession::Execute() {
       }
     }
   }
+}
+
+// The pool sleeps, or lends: then the graph is refused, or leaves alone what was borrowed.
+void FuzzSession::LeaseBefore(size_t graph) {
+  const PoolId id = graph_pool_;
+  const StreamId stream = StreamOf(setup_.streams, id);
+  if (model_.Graphs(id).size() != graphs_.size()) return;
+  if (const uint64_t name = graph % 2 == 0 ? set_.NameCapture(id) : 0) model_.Name(id, name);
+  const uint64_t choice = random_() % 4;
+  if (choice == 0) {
+    Sleep(id, /*keeps_live=*/true);
+    Replay(id, stream, graph);
+    Wake(id);
+  } else if (choice == 1) {
+    const PoolId loan = set_.BeginLoan(id);
+    std::vector<Kernel> borrowed;
+    try {
+      while (borrowed.size() < 5) {
+        const uint64_t bytes = setup_.page_bytes * (1 + random_() % 4) / 2;
+        borrowed.push_back({set_.Allocate(loan, bytes, stream), random_() | 1, /*writes=*/true});
+        borrowed.back().Run();
+      }
+    } catch (const OutOfMemoryError&) {
+    }
+    watch_.MarkUsed();
+    Follow(id);
+    if (Replay(id, stream, graph)) RunGraph(graph);
+    for (Kernel& kernel : borrowed) {
+      kernel.writes = false;
+      if (!kernel.Run()) Complain("a graph has overwritten what was borrowed");
+      set_.Free(kernel.block.address);
+    }
+    set_.EndScope(loan);
+    Follow(id);
+    Sleep(id, /*keeps_live=*/true);  // which ends the loan: the model knows nothing of its blocks
+    Wake(id);
+    set_.ResetPeaks({});
+    most_ = {};
+    CompareStats();
+  }
+  if (!Replay(id, stream, graph)) Complain("a graph is refused whose pool is whole");
+}
+
+void FuzzSession::RunGraph(size_t graph) {
+  const auto& [first, end, failed, alone] = graphs_[graph];
+  const std::optional<Node> wrong = dag_.Run(first, end, dag_.SomeUrgency(first, end, random_));
+  if (wrong) Complain("wrong data in graph ", graph, " at its node ", *wrong - first);
 }
 
 // Whether the block may be freed now; its stream has waited for all that it must, then.

@@ -78,8 +78,8 @@ std::string FuzzSession::Whole(bool with_ranges) const {
   return text;
 }
 
-bool FuzzSession::Move(bool allowed, const Action& call, const Describe& describe,
-                       bool may_run_out, bool keeps_ranges) {
+bool FuzzSession::Move(bool allowed, const Action& call, const Describe& describe, bool may_run_out,
+                       bool keeps_ranges) {
   const bool leaky = leaky_;
   NoteRings();
   const uint64_t reserved = set_.Usage().reserved_bytes.current;
@@ -94,7 +94,8 @@ bool FuzzSession::Move(bool allowed, const Action& call, const Describe& describ
            (result.fault_fired && result.outcome != Outcome::kUsageError);
   };
   if (failed() && result.outcome != Outcome::kDone) {
-    if (Whole(keeps_ranges) != before) Complain("a lease that failed (", result.text, ") lost something");
+    if (Whole(keeps_ranges) != before)
+      Complain("a lease that failed (", result.text, ") lost something");
     Mend();
     result = Call(call, {});
   }
@@ -127,7 +128,8 @@ void FuzzSession::LearnHandles(PoolId id) {
     for (size_t i = 0; i < range.pages.size(); ++i) {
       const auto place = watch_.At(range.address + i * setup_.page_bytes);
       const uint32_t page = Index(range.pages[i]);
-      if (place) first[page] = page - static_cast<uint32_t>(place->offset_bytes / setup_.page_bytes);
+      if (place)
+        first[page] = page - static_cast<uint32_t>(place->offset_bytes / setup_.page_bytes);
     }
   }
   model_.LearnHandles(id, first);
@@ -176,7 +178,8 @@ void FuzzSession::Follow(PoolId id, bool all_away) {
   Judge(model_.FollowLender(id, gone));
   const uint64_t away = snapshot.stats.away_bytes / setup_.page_bytes;
   const uint64_t leased = model_.PagesWith(id, 0);
-  if (all_away ? away != leased : away > leased) Complain("wrong pages are away: ", away, " of ", leased);
+  if (all_away ? away != leased : away > leased)
+    Complain("wrong pages are away: ", away, " of ", leased);
   model_.SetAway(id, away);
   if (!set_.Contains(loan)) return model_.DropLoan(id);
   const PoolSnapshot of_loan = set_.Snapshot(loan);
@@ -207,11 +210,14 @@ void FuzzSession::Sleep(PoolId id, bool keeps_live) {
     return Whole() + Text(host_.usage().physical_bytes, " ", set_.Stats(id).away_bytes);
   };
   const Describe whole = [&] { return Whole(); };
-  if (!Move(allowed, [&] { set_.Sleep(id, keeps_live); }, slept ? whole : wake)) return;
+  if (!Move(
+          allowed, [&] { set_.Sleep(id, keeps_live); }, slept ? whole : wake))
+    return;
   model_.Quiesced(id);
   Judge(model_.FollowLender(id, still_lent));
-  model_.Evict(id, model_.PagesOf(id, [&](const auto& labels) { return !keeps_live || labels.empty(); }),
-               PoolModel::kAsleep);
+  model_.Evict(
+      id, model_.PagesOf(id, [&](const auto& labels) { return !keeps_live || labels.empty(); }),
+      PoolModel::kAsleep);
   model_.SetAsleep(id, true);
   ForgetContent(id);
   Follow(id, model_.PagesWith(id, 0) == model_.PagesWith(id, PoolModel::kAsleep));
@@ -222,7 +228,8 @@ void FuzzSession::Wake(PoolId id) {
       model_.Contains(id) && model_.PagesWith(id, PoolModel::kAsleep) > PagesLeft();
   const uint64_t away = model_.Contains(id) ? set_.Stats(id).away_bytes : 0;
   const Describe whole = [&] { return Whole() + Text(host_.usage().physical_bytes); };
-  if (Move(model_.Contains(id), [&] { set_.Wake(id); }, whole, may_run_out)) {
+  if (Move(
+          model_.Contains(id), [&] { set_.Wake(id); }, whole, may_run_out)) {
     model_.BringBack(id, PoolModel::kAsleep);
   } else if (may_run_out && watch_.MayQuiesce() && set_.Stats(id).away_bytes < away) {
     Complain("a wake that failed keeps memory");
@@ -244,13 +251,16 @@ void FuzzSession::TrimToNeeds(PoolId id) {
       needs[address] = handle_at(address);
     }
   }
-  if (!Move(allowed, [&] { set_.TrimToNeeds(id); }, {}, false, /*keeps_ranges=*/false)) return;
+  if (!Move(
+          allowed, [&] { set_.TrimToNeeds(id); }, {}, false, /*keeps_ranges=*/false))
+    return;
   model_.Quiesced(id);
   Judge(model_.Keep(id, /*has_graphs=*/true, still_lent, PiecesOf()));
   const bool is_gone = !set_.Contains(id);
   const PoolSnapshot snapshot = is_gone ? PoolSnapshot() : set_.Snapshot(id);
   const uint64_t pages = snapshot.stats.pages + snapshot.gone.size();
-  if (pages != model_.Pages(id)) Complain("a trim keeps ", pages, " pages, needs ", model_.Pages(id));
+  if (pages != model_.Pages(id))
+    Complain("a trim keeps ", pages, " pages, needs ", model_.Pages(id));
   for (const auto& [address, handle] : needs) {
     if (handle_at(address) != handle) Complain("a trim took what a graph needs at ", address);
   }
@@ -271,9 +281,12 @@ void FuzzSession::DoWithBlocks(const Step& step) {
     uint64_t number = 0;
     return Mirror(
         model_.Contains(id) && step.amount > 0, [&] { number = set_.Lease(id, addresses); },
-        [&] { model_.leases(id)[step.item] = {number, labels}; });
+        [&] {
+          model_.leases(id)[step.item] = {number, labels};
+        });
   }
-  const auto lease = model_.Contains(id) ? model_.leases(id).find(step.item) : decltype(model_.leases(id).find(0)){};
+  const auto lease = model_.Contains(id) ? model_.leases(id).find(step.item)
+                                         : decltype(model_.leases(id).find(0)){};
   const bool known = model_.Contains(id) && lease != model_.leases(id).end();
   const uint64_t number = known ? lease->second.first : 1000;
   const Describe whole = [&] { return Whole(); };
@@ -281,7 +294,9 @@ void FuzzSession::DoWithBlocks(const Step& step) {
     const bool allowed = model_.MayLease(id) && known;
     if (allowed) LearnHandles(id);
     const Pages32 still_lent = allowed ? StillLent(id) : Pages32();
-    if (!Move(allowed, [&] { set_.ReleaseLease(id, number); }, whole)) return;
+    if (!Move(
+            allowed, [&] { set_.ReleaseLease(id, number); }, whole))
+      return;
     model_.Quiesced(id);
     Judge(model_.FollowLender(id, still_lent));
     const auto is_due = [&](const std::set<uint64_t>& of) {
@@ -295,8 +310,9 @@ void FuzzSession::DoWithBlocks(const Step& step) {
   const bool ends = step.kind == kLeaseEnd;
   const bool allowed = known && !model_.OpenScope(id);
   const bool may_run_out = known && model_.PagesWith(id, number) > PagesLeft();
-  if (Move(allowed, [&] { ends ? set_.EndLease(id, number) : void(set_.RestoreLease(id, number)); },
-           whole, may_run_out)) {
+  if (Move(
+          allowed, [&] { ends ? set_.EndLease(id, number) : void(set_.RestoreLease(id, number)); },
+          whole, may_run_out)) {
     model_.BringBack(id, number);
     if (ends) model_.leases(id).erase(step.item);
   }
@@ -305,7 +321,9 @@ void FuzzSession::DoWithBlocks(const Step& step) {
 
 void FuzzSession::Lend(PoolId id) {
   const bool allowed = model_.MayLease(id) && !model_.IsAsleep(id);
-  if (!allowed) return Mirror(false, [&] { set_.BeginLoan(id); }, [] {});
+  if (!allowed)
+    return Mirror(
+        false, [&] { set_.BeginLoan(id); }, [] {});
   LearnHandles(id);
   // What nothing has been on since the pool knew that the device was done, nor is kept for blocks
   // that alternate, is lent.
@@ -335,14 +353,14 @@ bool FuzzSession::Replay(PoolId id, StreamId stream, uint64_t number) {
   Follow(id);
   const auto away = [&](bool more) {
     const auto needs = model_.NeedsOf(id, name, more);
-    return model_.IsAsleep(id) || std::ranges::any_of(std::views::values(needs), [&](uint32_t page) {
-             return model_.LeaseOf(id, page) != 0;
-           });
+    return model_.IsAsleep(id) ||
+           std::ranges::any_of(std::views::values(needs),
+                               [&](uint32_t page) { return model_.LeaseOf(id, page) != 0; });
   };
   if (result.outcome == Outcome::kDone && away(/*more=*/false)) {
     Complain("a graph is replayed without what it needs");
   }
-  const bool breaks = !watch_.MayQuiesce() && !model_.Borrowers(id).empty();
+  const bool breaks = !watch_.MayQuiesce() && (model_.HasLoan(id) || !model_.Borrowers(id).empty());
   if (result.outcome == Outcome::kUsageError && !away(/*more=*/true) && !breaks) {
     Complain("refused: " + result.text);
   }

@@ -29,6 +29,11 @@ constexpr std::array kOfPools = {kAllocate,   kAllocate, kFree,       kFree,    
                                  kUse,        kProgress, kPeer,       kFail,     kMend,
                                  kInspect,    kReplay,   kFreeInside, kFreeWild, kFailAllocation,
                                  kCheckpoint, kRestore,  kAllocate,   kProgress};
+// Of the last kind bytes.
+constexpr std::array kOfLeases = {kBeginApart, kBeginLoan,   kBeginLoan,   kSleep,
+                                  kSleep,      kWake,        kTrimToNeeds, kTrimToNeeds,
+                                  kLease,      kLeaseOut,    kLeaseBack,   kLeaseEnd,
+                                  kReplay,     kNameCapture, kDropCapture, kBeginLoan};
 constexpr std::array kOfCaptures = {
     kAllocate,    kAllocate,    kFree,     kFree,   kRead,       kWrite,    kWrite,
     kReadUnsaid,  kWriteUnsaid, kUse,      kLaunch, kRecord,     kWait,     kWait,
@@ -54,10 +59,16 @@ class Reader {
     const auto [kind, who, amount] = std::array{bytes[0], bytes[1], bytes[2]};
     const FuzzSetup& setup = session_.setup();
     const bool captures = setup.streams > 0;
-    Step step{captures ? kOfCaptures[kind % kOfCaptures.size()] : kOfPools[kind % kOfPools.size()]};
+    constexpr size_t kFirstOfLeases = 256 - kOfLeases.size();
+    Step step{captures                 ? kOfCaptures[kind % kOfCaptures.size()]
+              : kind >= kFirstOfLeases ? kOfLeases[kind - kFirstOfLeases]
+                                       : kOfPools[kind % kOfPools.size()]};
     step.stream = who % (captures ? kCapturedStreams : 8);
     if (!setup.one_pool) step.pool = 1 + who / 8 % 3;
     step.amount = amount;
+    const uint64_t loan = PoolModel::LoanOf({step.pool}).first;
+    const bool of_loan = step.kind == kAllocate || step.kind == kEnd;
+    if (of_loan && who >= 128 && session_.OpenScope(loan)) step.pool = loan;
     if (step.kind == kAllocate) {
       step.item = ++last_block_;
       step.amount = amount < 128 ? amount * 100U : (amount - 127) * (setup.page_bytes / 4) - who;
@@ -65,6 +76,9 @@ class Reader {
       step.item = ++last_event_;
     } else if (step.kind == kWait || step.kind == kWaitEarly) {
       step.item = last_event_ - std::min<uint64_t>(last_event_, amount % 4);
+    } else if (step.kind == kSleep || (step.kind >= kLease && step.kind <= kDropCapture)) {
+      step.item = step.kind == kDropCapture ? amount : who / 32;
+      step.amount = amount % 4;
     } else if (step.kind == kCheckpoint || step.kind == kRestore) {
       step.item = amount % 3;
     } else if (step.kind == kBeginCapture || step.kind == kBeginEager) {

@@ -291,7 +291,7 @@ class PoolModel {
     // By number: the set's, and the blocks' labels.
     std::map<uint64_t, std::pair<uint64_t, std::set<uint64_t>>> block_leases;
     std::vector<Capture> graphs;
-    bool may_name = false;               // the last one
+    bool may_name = false;                // the last one
     std::map<Address, uint32_t> touched;  // by the capture under way
     std::map<Address, uint32_t> kept;     // for checkpoints
     std::vector<Pending> borrowers;

@@ -33,10 +33,9 @@ uint64_t PoolModel::LeaseOf(PoolId id, uint32_t page) const {
 }
 
 uint64_t PoolModel::PagesWith(PoolId id, uint64_t lease) const {
-  return static_cast<uint64_t>(
-      std::ranges::count_if(std::views::values(Find(id)->leases), [&](uint64_t one) {
-        return lease == 0 ? one != kLent : one == lease;
-      }));
+  return static_cast<uint64_t>(std::ranges::count_if(
+      std::views::values(Find(id)->leases),
+      [&](uint64_t one) { return lease == 0 ? one != kLent : one == lease; }));
 }
 
 bool PoolModel::AnyAway(const LiveBlock& block) const {

@@ -12,14 +12,14 @@ namespace cgp {
 namespace {
 
 constexpr std::array<const char*, Step::kKinds> kNames = {
-    "Allocate",    "Free",           "Read",       "Write",    "ReadUnsaid",
-    "WriteUnsaid", "BeginCapture",   "BeginEager", "End",      "Retain",
-    "Release",     "Trim",           "Use",        "Launch",   "LaunchEarly",
-    "Record",      "Wait",           "WaitEarly",  "BeginOwn", "EndOwn",
-    "Invalidate",  "Progress",       "NextGraph",  "Peer",     "Fail",
-    "Mend",        "FailAllocation", "FreeInside", "FreeWild", "Inspect",
-    "Checkpoint",  "Restore",        "Replay",     "BeginApart", "BeginLoan",
-    "Sleep",       "Wake",           "TrimToNeeds", "Lease",   "LeaseOut",
+    "Allocate",    "Free",           "Read",        "Write",      "ReadUnsaid",
+    "WriteUnsaid", "BeginCapture",   "BeginEager",  "End",        "Retain",
+    "Release",     "Trim",           "Use",         "Launch",     "LaunchEarly",
+    "Record",      "Wait",           "WaitEarly",   "BeginOwn",   "EndOwn",
+    "Invalidate",  "Progress",       "NextGraph",   "Peer",       "Fail",
+    "Mend",        "FailAllocation", "FreeInside",  "FreeWild",   "Inspect",
+    "Checkpoint",  "Restore",        "Replay",      "BeginApart", "BeginLoan",
+    "Sleep",       "Wake",           "TrimToNeeds", "Lease",      "LeaseOut",
     "LeaseBack",   "LeaseEnd",       "NameCapture", "DropCapture"};
 
 bool OfFault(Step::Kind kind) {

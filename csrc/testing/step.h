@@ -43,7 +43,7 @@ struct Step {
     kEndOwn,        // it ends one that no other stream is part of, and works on
     kInvalidate,    // the capture that `stream` is part of fails
     kProgress,  // the device does up to `amount` more of the stream's work, if that is not captured
-    kNextGraph,       // the scope ends, and another begins
+    kNextGraph,       // the scope ends, and another begins; `amount` 1: after a sleep, 2: a trim
     kPeer,            // device `item` becomes a peer
     kFail,            // from now on driver calls fail as `fault` says
     kMend,            //

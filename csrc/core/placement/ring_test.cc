@@ -23,7 +23,7 @@ class RingTest : public ::testing::Test {
   uint64_t Place(uint64_t length, bool is_first = false, bool takes_whole = false) {
     LiveBlock live;
     live.block = {.bytes = length * kGranuleBytes, .stream = StreamId{1}};
-    if (!memory_.scope()) memory_.BeginScope(ScopeKind::kCapture, true);
+    if (!memory_.scope()) memory_.BeginScope(ScopeKind::kCapture, true, IndexSet());
     FreeList& list = memory_.BeginTake(live, {});
     const Placement place = ring_.Place(list, Granules(length), is_first, takes_whole);
     live.site = {place};
