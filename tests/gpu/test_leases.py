@@ -384,7 +384,7 @@ def test_eager_work_that_runs_out_borrows() -> None:
         assert is_borrowed(borrowed, pool)
         assert_refused(captured.graph.replay, captured.y, "128.00 MiB")
         with pytest.raises(torch.OutOfMemoryError):
-            new_bytes(512)
+            new_bytes(2 * pool.stats()["reserved_bytes"] // MIB)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
         cgp.lend_on_oom(False)
