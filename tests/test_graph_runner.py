@@ -68,10 +68,10 @@ def test_padding_after_any_calls(order: Any) -> None:
 def test_padding_of_any_type_and_length() -> None:
     """Long padding is filled in. Short padding is copied, of types that torch copies together."""
     types = torch.float32, torch.int64, torch.int64, torch.float8_e4m3fn, torch.uint16, torch.bool
-    run = runner(lambda *given: [x.double().sum() for x in given], pad=1, sizes=[8, 1 << 18])
-    for n in (8, 3, 1 << 17, (1 << 18) - 1, 5):
+    run = runner(lambda *given: [x.double().sum() for x in given], pad=1, sizes=[8, 1 << 20])
+    for n in (8, 3, 1 << 19, (1 << 20) - 1, 5):
         zeros = [torch.zeros(n).to(kind) for kind in types]
-        assert run(*zeros) == [(8 if n <= 8 else 1 << 18) - n] * len(types)
+        assert run(*zeros) == [(8 if n <= 8 else 1 << 20) - n] * len(types)
 
 
 class Operations(TorchDispatchMode):  # type: ignore[misc]

@@ -35,6 +35,7 @@ std::pair<py::bytes, py::bytes> ReadWeights(const py::list& tensors, const py::l
   std::vector<PyObject*> weights;
   weights.reserve(std::string_view(known.first).size() / sizeof(uintptr_t));
   for (const py::handle dict : tensors) {
+    if (PyDict_GET_SIZE(dict.ptr()) == 0) continue;  // as most are
     PyObject* weight = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(dict.ptr(), &at, nullptr, &weight) != 0;) {
       weights.push_back(weight);
@@ -51,7 +52,14 @@ std::pair<py::bytes, py::bytes> ReadWeights(const py::list& tensors, const py::l
     if (tensor.requires_grad()) flags[2 * n + 1] = 'g';
   }
   for (const py::handle dict : attributes) {
-    flags += PyDict_GetItemWithError(dict.ptr(), training) == Py_True ? 't' : 'e';
+    PyObject* name = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t at = 0;
+    // It is what a module sets first.
+    if (PyDict_Next(dict.ptr(), &at, &name, &value) == 0 || name != training) {
+      value = PyDict_GetItemWithError(dict.ptr(), training);
+    }
+    flags += value == Py_True ? 't' : 'e';
   }
   const std::string_view bytes(reinterpret_cast<const char*>(addresses.data()),
                                addresses.size() * sizeof(uintptr_t));

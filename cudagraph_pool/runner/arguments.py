@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from .._adapter import load_adapter
 
 _PLAIN = frozenset((Tensor, nn.Parameter))
-_KIND = operator.attrgetter("requires_grad", "dtype", "device")
+_KIND = operator.attrgetter("requires_grad", "dtype", "device", "layout", "is_nested")
 _SHAPE = operator.attrgetter("shape")
 CONSTANTS = (
     *(int, bool, float, complex, str, bytes, type(None)),
@@ -70,17 +70,8 @@ class Signature:
             kwargs = dict(sorted(kwargs.items()))
         tensors: Sequence[Tensor] = (*args, *kwargs.values()) if kwargs else args
         constants: Hashable = ()
-        if not all(map(is_plain, tensors)):
-            leaves, tree = pytree.tree_flatten((args, kwargs))
-            tensors = [x for x in leaves if is_plain(x)]
-            try:
-                others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
-                constants = _node(tree), *others
-            except TypeError:
-                for path, leaf in self.named_leaves(args, kwargs):
-                    if not is_plain(leaf):
-                        _constant(leaf, path)  # raises the error with the name
-                raise
+        if not _PLAIN.issuperset(map(type, tensors)):
+            tensors, constants = self._flatten(args, kwargs)
         casts = torch.is_autocast_enabled(self._device_type)
         self._weights = addresses, flags = self._read_weights(self._weights)
         # Of weights types, who requires gradients, and which parts are in training are the flags.
@@ -91,9 +82,22 @@ class Signature:
         )
         # One object for all shapes: hundreds of keys would not stay in the processor's cache.
         if state != self._state:
-            self._state = state
+            self._flatten(args, kwargs)  # looks closely at tensors
             self._variant = *state[:6], *(x.requires_grad for x in tensors)
+            self._state = state
         return Call(args, kwargs, tensors, self._variant, (self._state, *map(_SHAPE, tensors)))
+
+    def _flatten(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], Hashable]:
+        """The tensors of a call, and all else."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        try:
+            others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
+            return [x for x in leaves if is_plain(x)], (_node(tree), *others)
+        except TypeError:
+            for path, leaf in self.named_leaves(args, kwargs):
+                if not is_plain(leaf):
+                    _constant(leaf, path)  # raises the error with the name
+            raise
 
     def addresses(self) -> bytes:
         """Of the weights."""

@@ -21,15 +21,13 @@ _COPIED_TOGETHER = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
     *(torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
 }
-# Padding of up to so many bytes is copied from a constant, in the launch that copies a call.
-_COPIED_PADDING = 1 << 20
 _FORMATS = torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 
 
 class Input:
     """A tensor argument of one program, and the buffer that its captures read: each the beginning,
-    since one is read at a time. A larger size makes a larger one; graphs keep the old one. Padding
-    lies in front of it: who keeps the one, or knows which streams use it, does so of the other.
+    since one is read at a time. A larger size makes a larger one; graphs keep the old one. Short
+    padding is copied, from in front of it: who keeps the one, or records its streams, does of both.
     """
 
     def __init__(
@@ -82,8 +80,8 @@ class Input:
         with torch.inference_mode(False):
             if self._buffer is None or self._buffer.numel() < dense.numel():
                 n = self._elements = max(self._elements, dense.numel())
-                most = _COPIED_PADDING // dtype.itemsize if dtype in _COPIED_TOGETHER else 0
-                padding = min(-(-n // 512) * 512, most) if self.dims else 0  # n are aligned
+                is_copied = self.dims and dtype in _COPIED_TOGETHER
+                padding = min(-(-n // 512) * 512, 1 << 18) if is_copied else 0  # n are aligned
                 memory = torch.empty(padding + n, dtype=dtype, device=device)
                 memory[:padding] = self.pad
                 self._buffer = memory[padding:]
@@ -127,8 +125,7 @@ class Copies:
 def cut(tensor: Tensor, dims: Dims, size: Size) -> Tensor:
     """What of a tensor belongs to a size not above its own."""
     for dim, axis in dims.items():
-        if size[axis] < tensor.shape[dim]:
-            tensor = tensor.narrow(dim, 0, size[axis])
+        tensor = tensor.narrow(dim, 0, size[axis])
     return tensor
 
 

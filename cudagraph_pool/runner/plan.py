@@ -49,6 +49,8 @@ class Plan:
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
         """What the function would return."""
+        if self.captured.tree.is_leaf():
+            return (*outputs, *self.captured.leaves)[0]
         rest = iter(outputs)
         leaves = [next(rest) if x is ... else x for x in self.captured.leaves]
         return pytree.tree_unflatten(leaves, self.captured.tree)

@@ -91,6 +91,7 @@ class Captured:
     written: list[Tensor]  # what calls are copied to; then what gradients of outputs are copied to
     graphs: list[Graph]  # of the forward pass, and of the backward pass
     outputs: list[Tensor]  # where the graph leaves them
+    counted: list[Tensor]  # of these: inference mode counts no versions, and autograd saves none
     leaves: list[Any]  # what else it returns, with ... for each output
     tree: pytree.TreeSpec  # how these make up what the function returned
     backward: Backward  # without places there is none
@@ -102,8 +103,7 @@ class Captured:
 
     def invalidate(self) -> None:
         """Autograd refuses, from now on, what it has saved of the outputs."""
-        # Tensors of inference mode count no versions, and autograd saves none.
-        torch._C._increment_version([x for x in self.outputs if not x.is_inference()])
+        torch._C._increment_version(self.counted)
 
 
 class Program:
@@ -129,7 +129,6 @@ class Program:
     def report(self, size: Size) -> SizeReport:
         """What it cost, with what its first replays have shown."""
         captured, seconds = self.captured[size], self.setup.captures.seconds
-        eager = self._eager.get(size)
         replays = [seconds(span) for span in captured.graphs[0].spans]
         return SizeReport(
             size,
@@ -138,7 +137,7 @@ class Program:
             pool_bytes=captured.pool_bytes,
             driver_bytes=sum(graph.driver_bytes for graph in captured.graphs),
             capture_seconds=captured.capture_seconds,
-            eager_seconds=seconds(eager) if eager else None,
+            eager_seconds=seconds(eager) if (eager := self._eager.get(size)) else None,
             replay_seconds=statistics.median(replays) if replays else None,
         )
 
@@ -191,8 +190,9 @@ class Program:
             return borrow(x, owner) if captures.holds(x) else x.detach()
 
         backward.gradients = [None if x is None else keep(x) for x in backward.gradients]
+        outputs = [*map(keep, outputs)]
         return Captured(
-            *([*statics, *grads], graphs, [*map(keep, outputs)]),
+            *([*statics, *grads], graphs, outputs, [x for x in outputs if not x.is_inference()]),
             *([... if isinstance(x, Tensor) else x for x in leaves], tree),
             backward=backward,
             addresses=signature.addresses(),
@@ -210,8 +210,7 @@ class Program:
         part = tuple(map(min, size, at))
         with torch.no_grad():
             pairs = zip(call.tensors, self.inputs, strict=True)
-            held = [cut(x, given.dims, part) for x, given in pairs]
-            Copies(self.inputs, statics, part)(held)
+            Copies(self.inputs, statics, part)([cut(x, given.dims, part) for x, given in pairs])
             for given, static in zip(self.inputs, statics, strict=True):
                 if part != size and given.is_integer:
                     static.fill_(given.pad)
@@ -227,10 +226,8 @@ class Program:
 
 def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
     """The leaves whose gradients a backward pass accumulates, by id."""
-    if output.grad_fn is None:
-        return {id(output): output}
     leaves: dict[int, Tensor] = {}
-    waiting, seen = [output.grad_fn], {None}
+    waiting, seen = [torch.autograd.graph.get_gradient_edge(output).node], {None}
     while waiting:
         if (node := waiting.pop()) in seen:
             continue

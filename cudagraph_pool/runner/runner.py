@@ -275,9 +275,8 @@ class GraphRunner:
                 for at in bar:
                     bar.set_description(f"capturing size {shown(at)}")
                     made[at] = program.capture(call, at)
-                    bar.set_postfix_str(
-                        f"pool {captures.stats()['reserved_bytes'] / 2**20:,.0f} MiB"
-                    )
+                    held = captures.stats()["reserved_bytes"]
+                    bar.set_postfix_str(f"pool {held / 2**20:,.0f} MiB")
             if signature.addresses() != addresses:
                 raise ValueError(
                     "the function replaces a parameter or buffer of its module each time it runs; "
