@@ -32,14 +32,16 @@ Pool::Pool(Driver& driver, PoolOptions options)
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   const bool capture = kind == ScopeKind::kCapture;
+  Spans unnamed;
   if (capture) {
     ReserveMore(captures_, 1);
     needs_.ReserveTouch(blocks_.size());
-    needs_.BeginCapture();
+    unnamed = needs_.PrepareCapture();
   }
   const IndexSet needed = kind == ScopeKind::kApart ? NeededPages() : IndexSet();
   memory_.BeginScope(kind, may_ask_device, needed);
   if (capture) {
+    needs_.BeginCapture(std::move(unnamed));
     blocks_.ForEach([&](Address, const LiveBlock& live) { needs_.Touch(PagesOf(live)); });
   }
   stats_.scope_peak_bytes = stats_.allocated_bytes;

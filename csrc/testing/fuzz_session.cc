@@ -256,10 +256,7 @@ void FuzzSession::Allocate(const Step& step) {
   if (is_loan && frontier.held) return;
   // The loan's scope begins anew, with what the lender has free then.
   const bool renews = allowed && model_.IsWithdrawn(id);
-  if (renews && !watch_.MayQuiesce()) {
-    return Mirror(
-        false, [&] { set_.Allocate(id, step.amount, stream, in); }, [] {});
-  }
+  if (model_.IsWithdrawn(id) && (!allowed || !watch_.MayQuiesce())) return;
   PoolModel::Need need;
   PoolModel::Need beside_ring;
   const Ring ring = allowed ? set_.Snapshot(id).ring : Ring();
@@ -324,7 +321,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   const std::vector<PhysicalPiece> pieces = set_.Pieces(block.address);
   const uint64_t whole_pages = model_.WholePagesOf(id, pieces, stream);
   // The model before the books, since it says why bytes may not be taken.
-  const uint64_t pages = set_.Stats(id).pages + set_.Snapshot(id).gone.size();
+  const uint64_t pages = PagesIn(set_.Snapshot(id));
   Judge(model_.Place(step.item, id, block, pieces, pages));
   JudgePieces(id, block, pieces);
   const uint64_t new_pages = pages - pages_before;

@@ -154,6 +154,7 @@ class FuzzSession {
   // leases have.
   void Follow(PoolId id, bool all_away = false);
   void NoteRings();
+  static uint64_t PagesIn(const PoolSnapshot& snapshot);
   void LearnHandles(PoolId id);
   std::map<Handle, PoolModel::Pages32> HandlesWith(PoolId id, uint64_t lease) const;
   PoolModel::Pages32 StillLent(PoolId id) const;

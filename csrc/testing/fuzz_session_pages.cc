@@ -102,7 +102,7 @@ void FuzzSession::Shrunk(const std::set<PoolId>& had_loans) {
     if (!set_.Contains(id)) Complain(ToString(id) + " is gone, but blocks live in it");
     if (PoolModel::IsLoan(id)) continue;
     const PoolSnapshot snapshot = set_.Snapshot(id);
-    const uint64_t pages = snapshot.stats.pages + snapshot.gone.size();
+    const uint64_t pages = PagesIn(snapshot);
     const bool had_loan = had_loans.contains(id) && set_.UseCount(id) == 0 &&
                           !model_.OpenScope(id) && !model_.OpenScope(PoolModel::LoanOf(id));
     if (pages == model_.Pages(id) && !had_loan) continue;

@@ -210,6 +210,7 @@ PoolModel::ModelPool& PoolModel::FindOrCreate(PoolId id) {
 void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   ModelPool& pool = FindOrCreate(id);
   if (!IsLoan(id)) ++pool.users;
+  if (kind == ScopeKind::kCapture) pool.may_name = false;
   pool.scope = kind;
   pool.stats.scope_peak_bytes = pool.stats.allocated_bytes;
   pool.scope_number = next_scope_++;

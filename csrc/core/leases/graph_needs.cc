@@ -40,9 +40,13 @@ void GraphNeeds::ReserveTouch(std::size_t more) {
   ReserveMore(touched_, more);
 }
 
-void GraphNeeds::BeginCapture() {
+Spans GraphNeeds::PrepareCapture() const {
+  return last_.number == 0 ? Spans() : Joined(unnamed_, last_.needs);
+}
+
+void GraphNeeds::BeginCapture(Spans prepared) {
   if (last_.number == 0) return;
-  unnamed_ = Joined(unnamed_, last_.needs);
+  unnamed_ = std::move(prepared);
   ++unnamed_count_;
   last_ = {};
 }

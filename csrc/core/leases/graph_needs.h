@@ -33,9 +33,10 @@ class GraphNeeds {
   // A block lives there in the capture under way. pre: ReserveTouch().
   void Touch(AddressSpan pages) { touched_.push_back(pages); }
 
-  // A capture begins: the one before it stays without a name, if it has none. Throws with nothing
-  // changed.
-  void BeginCapture();
+  // A capture begins: the one before it stays without a name, if it has none. Does not throw, with
+  // what PrepareCapture() has returned.
+  Spans PrepareCapture() const;
+  void BeginCapture(Spans prepared);
   void EndCapture();  // does not throw
 
   // Names the last capture that has ended; 0 if there is none, it has a name, or another one has

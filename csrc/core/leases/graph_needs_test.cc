@@ -26,7 +26,7 @@ std::vector<AddressSpan> NeedsOf(const GraphNeeds& needs, uint64_t capture) {
 }
 
 void Capture(GraphNeeds& needs, const Spans& touched) {
-  needs.BeginCapture();
+  needs.BeginCapture(needs.PrepareCapture());
   for (const AddressSpan span : touched) {
     needs.ReserveTouch(1);
     needs.Touch(span);
@@ -58,9 +58,9 @@ TEST(GraphNeedsTest, WhatNobodyNamedStays) {
   EXPECT_EQ(needs.unnamed(), 1U);
   needs.Keep({{10, 12}});
   EXPECT_THAT(NeedsOf(needs, 0), ElementsAre(AddressSpan{0, 2}, AddressSpan{10, 12}));
-  needs.BeginCapture();
+  needs.BeginCapture(needs.PrepareCapture());
   needs.EndCapture();
-  needs.BeginCapture();
+  needs.BeginCapture(needs.PrepareCapture());
   EXPECT_EQ(needs.NameLast(), 0U) << "another one has begun";
   EXPECT_THAT(NeedsOf(needs, second), ElementsAre(AddressSpan{4, 6}));
   needs.EndCapture();
