@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+pytest.importorskip("torch")
 from cudagraph_pool._guard.happens_before import HappensBefore, Launch
 
 HOST = -1
