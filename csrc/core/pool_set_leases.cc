@@ -304,6 +304,11 @@ void PoolSet::EndLoan(Member& lender) {
 // The lender took back what was free, while the loan's scope went on: it begins anew. Until it has
 // begun, is_withdrawn says that it is open: what fails here is tried again.
 void PoolSet::RenewLoan(Member& loan) {
+  if (!MayQuiesce()) {
+    throw UsageError("cudagraph_pool: pool " + ToString(loan.lender->id) +
+                     " cannot lend now: a capture is under way on device " +
+                     std::to_string(driver_.device()) + ". End it first.");
+  }
   if (loan.pool.in_scope()) loan.pool.EndScope();
   if (!loan.lender->pool.in_scope()) Lend(*loan.lender);
   loan.pool.BeginScope(ScopeKind::kLoan);

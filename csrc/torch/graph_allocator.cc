@@ -72,7 +72,9 @@ DataPtr GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream,
     const cudaStream_t stream = ask_stream(device);
     target = routes_.Match(device, stream);
     if (target && target->kind == ScopeKind::kLoan) {
-      if (const auto block = Borrow(*target, bytes, stream)) return ToData(*block, device);
+      // A loan that has to begin anew cannot while something captures.
+      const auto block = routes_.capturing() ? std::nullopt : Borrow(*target, bytes, stream);
+      if (block) return ToData(*block, device);
       target.reset();
     }
     if (target && target->pools != nullptr) {
