@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
-#include <ranges>
 #include <set>
 #include <string>
 #include <utility>
@@ -199,7 +198,7 @@ void FuzzSession::Follow(PoolId id, bool all_away) {
   Judge(model_.FollowLoan(loan, pages, back, PiecesOf()));
   LearnHandles(loan);
   const auto lent = HandlesWith(id, PoolModel::kLent);
-  if (!std::ranges::equal(std::views::keys(lent), std::views::keys(HandlesWith(loan, 0)))) {
+  if (!std::ranges::equal(lent, HandlesWith(loan, 0), {}, kKey, kKey)) {
     Complain("what is lent is not what is borrowed");
   }
 }
@@ -364,8 +363,8 @@ bool FuzzSession::Replay(PoolId id, StreamId stream, uint64_t number) {
   const auto away = [&](bool more) {
     const auto needs = model_.NeedsOf(id, name, more);
     return model_.IsAsleep(id) ||
-           std::ranges::any_of(std::views::values(needs),
-                               [&](uint32_t page) { return model_.LeaseOf(id, page) != 0; });
+           std::ranges::any_of(
+               needs, [&](uint32_t page) { return model_.LeaseOf(id, page) != 0; }, kValue);
   };
   if (result.outcome == Outcome::kDone && away(/*more=*/false)) {
     Complain("a graph is replayed without what it needs");

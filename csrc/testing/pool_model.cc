@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <iterator>
-#include <ranges>
 #include <sstream>
 #include <utility>
 
@@ -228,13 +227,11 @@ void PoolModel::BeginScope(PoolId id, ScopeKind kind, bool may_mark) {
   if (kind == ScopeKind::kApart) {
     const auto graphs = NeedsOf(id, {}, /*more=*/false);
     for (auto& [number, page] : pool.pages) {
-      const bool needed = std::ranges::count(std::views::values(graphs), number) > 0;
+      const bool needed = std::ranges::count(graphs, number, kValue) > 0;
       for (Granule& granule : page) granule.needed = needed;
     }
     const auto all = NeedsOf(id, {}, /*more=*/true);
-    const auto is_needed = [&](uint32_t page) {
-      return std::ranges::count(std::views::values(all), page) > 0;
-    };
+    const auto is_needed = [&](uint32_t page) { return std::ranges::count(all, page, kValue) > 0; };
     if (!pool.replays_unknown && pool.captured_pages > 0) Hold(pool, is_needed);
   }
   pool.touched.clear();

@@ -38,6 +38,10 @@
 
 namespace cgp {
 
+// Of a map's entry; clang 14 cannot do std::views::values of libstdc++.
+inline constexpr auto kKey = [](const auto& entry) { return entry.first; };
+inline constexpr auto kValue = [](const auto& entry) { return entry.second; };
+
 class PoolModel {
   // Work that may still touch bytes: what was submitted to `stream` up to number `work`.
   struct Pending {

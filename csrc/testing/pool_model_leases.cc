@@ -1,6 +1,5 @@
 // Leases in the naive model: who has which page, and what graphs need.
 #include <algorithm>
-#include <ranges>
 #include <string>
 #include <utility>
 
@@ -17,7 +16,7 @@ void PoolModel::Touch(std::map<Address, uint32_t>& pages, const LiveBlock& block
 }
 
 void PoolModel::Recount(ModelPool& pool) const {
-  const auto lent = std::ranges::count(std::views::values(pool.leases), kLent);
+  const auto lent = std::ranges::count(pool.leases, kLent, kValue);
   pool.stats.pages = pool.pages.size() - pool.away - static_cast<uint64_t>(lent);
   pool.stats.reserved_bytes = pool.stats.pages * page_bytes_;
   pool.stats.peak_reserved_bytes =
@@ -34,8 +33,8 @@ uint64_t PoolModel::LeaseOf(PoolId id, uint32_t page) const {
 
 uint64_t PoolModel::PagesWith(PoolId id, uint64_t lease) const {
   return static_cast<uint64_t>(std::ranges::count_if(
-      std::views::values(Find(id)->leases),
-      [&](uint64_t one) { return lease == 0 ? one != kLent : one == lease; }));
+      Find(id)->leases, [&](uint64_t one) { return lease == 0 ? one != kLent : one == lease; },
+      kValue));
 }
 
 bool PoolModel::AnyAway(const LiveBlock& block) const {
