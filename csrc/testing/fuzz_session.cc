@@ -281,7 +281,11 @@ void FuzzSession::Allocate(const Step& step) {
   // Where memory runs out as it is, be it for pages beyond need, it is an undo that would be made
   // to fail. A call that unmaps what is stale has done so also where it fails, so that it is not
   // failed in each way.
-  std::optional<FaultKind> kind = most_new > pages_left ? FaultKind::kAllocation : SomeFault();
+  // The ring may want to have what a whole scope asked for.
+  const Asked& asked = asked_for_[id];
+  const uint64_t of_ring = (asked.most_bytes + 2 * asked.largest) / setup_.page_bytes + 1;
+  const uint64_t most = std::max(most_new, need.ideal + of_ring);
+  std::optional<FaultKind> kind = most > pages_left ? FaultKind::kAllocation : SomeFault();
   if (unmaps) kind.reset();
   const Action call = [&] { block = set_.Allocate(id, step.amount, stream, in); };
   Result result = Call(call, kind);

@@ -196,6 +196,10 @@ std::string PoolModel::Keep(PoolId id, bool has_graphs, const Pages32& lent,
     pool.kept.clear();
     pool.may_name = false;
   }
+  for (const auto& [page, lease] : std::map(pool.leases)) {
+    if (lease == kLent && !lent.contains(page)) Return(pool, page);
+  }
+  Recount(pool);            // which may be a peak
   std::set<uint32_t> stay;  // handles
   const auto keep = [&](uint32_t page) { stay.insert(pool.first_page.at(page)); };
   for (const auto& [address, block] : live_) {
@@ -204,9 +208,6 @@ std::string PoolModel::Keep(PoolId id, bool has_graphs, const Pages32& lent,
   }
   for (const auto& [address, page] : NeedsOf(id, {}, /*more=*/true)) keep(page);
   std::ranges::for_each(lent, keep);
-  for (const auto& [page, lease] : std::map(pool.leases)) {
-    if (lease == kLent && !lent.contains(page)) Return(pool, page);
-  }
   const auto before = std::exchange(pool.pages, {});
   const auto leases = std::exchange(pool.leases, {});
   const auto first_page = std::exchange(pool.first_page, {});
