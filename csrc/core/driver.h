@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "core/base/error.h"
@@ -156,5 +157,16 @@ class Driver {
 
   virtual MemoryInfo Info() = 0;
 };
+
+// "device 0 has 1.00 GiB free of 80.00 GiB", for an error's text.
+inline std::string FreeMemoryOn(Driver& driver) {
+  const std::string device = "device " + std::to_string(driver.device());
+  try {
+    const MemoryInfo info = driver.Info();
+    return device + " has " + Size(info.free_bytes) + " free of " + Size(info.total_bytes);
+  } catch (const DriverError&) {
+    return device + " does not say what it has free";
+  }
+}
 
 }  // namespace cgp

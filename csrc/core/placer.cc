@@ -249,18 +249,12 @@ uint32_t Placer::PagesAhead(const FreeList& list, Granules length) const {
 }
 
 void Placer::ThrowOutOfMemory(std::string_view reason, uint64_t bytes) const {
-  std::string text =
+  const std::string text =
       "cudagraph_pool: out of memory: a block of " + std::to_string(bytes) + " bytes (" +
       Size(bytes) + ") needs new pages of " + Size(page_size().bytes()) + "; the pool holds " +
       Size(space().page_count() * page_size().bytes()) + " in " +
       std::to_string(space().page_count()) + " pages, of which " + Size(space().free().bytes()) +
-      " are free but do not fit; device " + std::to_string(driver_.device());
-  try {
-    const MemoryInfo info = driver_.Info();
-    text += " has " + Size(info.free_bytes) + " free of " + Size(info.total_bytes);
-  } catch (const DriverError&) {
-    text += " does not say what it has free";
-  }
+      " are free but do not fit; " + FreeMemoryOn(driver_);
   throw OutOfMemoryError(text + ". " + std::string(reason));
 }
 

@@ -255,14 +255,8 @@ RestoreDelta Pool::Restore(const PoolCheckpoint& checkpoint) {
 }
 
 bool Pool::IsSpare(PageId handle) const {
-  const PageSpace& space = memory_.bytes().space();
-  bool used = ranges_.lease_of(handle) == kLent;
-  for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
-    for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
-      used |= space.node(id).used();
-    }
-  }
-  return !used;
+  return ranges_.lease_of(handle) != kLent &&
+         AllNodes(handle, [](const PageSpace::Node& node) { return !node.used(); });
 }
 
 uint64_t Pool::spare_bytes() const {

@@ -240,6 +240,17 @@ class Pool {
       function(handle);
     }
   }
+  // Whether the condition holds for all nodes of the handle's pages.
+  template <typename Condition>
+  bool AllNodes(PageId handle, Condition&& condition) const {
+    const PageSpace& space = memory_.bytes().space();
+    for (PageId page = handle; page < ranges_.handle_end(handle); ++page) {
+      for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
+        if (!condition(space.node(id))) return false;
+      }
+    }
+    return true;
+  }
   IndexSet PagesOf(const std::vector<LentHandle>& handles) const;
   bool IsSpare(PageId handle) const;
   LentHandle AsLent(PageId handle) const {

@@ -155,17 +155,14 @@ std::vector<Pool::BytesOfHandle> Pool::LiveBytes(const std::vector<Address>& nam
 
 // Those without a byte in use and, if told, with all bytes behind the fence.
 std::vector<Pool::LentHandle> Pool::WithoutLease(std::optional<FenceId> fence) const {
-  const PageSpace& space = memory_.bytes().space();
+  const auto is_free = [&](const PageSpace::Node& node) {
+    return fence ? node.fence == *fence : !node.used();
+  };
   std::vector<LentHandle> found;
   ForEachHandle([&](PageId handle) {
-    bool is_free = ranges_.lease_of(handle) == kNoLease;
-    for (PageId page = handle; is_free && page < ranges_.handle_end(handle); ++page) {
-      for (NodeId id = space.first(page); id != NodeId::kNone; id = space.node(id).next) {
-        const PageSpace::Node& node = space.node(id);
-        is_free &= fence ? node.fence == *fence : !node.used();
-      }
+    if (ranges_.lease_of(handle) == kNoLease && AllNodes(handle, is_free)) {
+      found.push_back(AsLent(handle));
     }
-    if (is_free) found.push_back(AsLent(handle));
   });
   return found;
 }

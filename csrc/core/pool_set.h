@@ -224,9 +224,13 @@ class PoolSet {
 
   // --- pool_set_leases.cc ---
   Member& KnownToLease(PoolId id, const char* what);
-  void RethrowLeased(Member& member, const std::exception_ptr& error);
+  // step(pool, &error) takes pages of the pool away, or brings them back (step(pool)).
+  template <typename Step>
+  Leased Take(Member& member, Step step);
+  template <typename Step>
+  Leased Bring(Member& member, Step step);
   Leased WakeIfAsleep(Member& member);
-  [[noreturn]] void ThrowCannotWake(const Member& member, const DriverError& error) const;
+  Leased BringLease(PoolId id, uint64_t lease);
   void Lend(Member& lender);
   void Withdraw(Member& lender);
   void EndLoan(Member& lender);
@@ -235,7 +239,7 @@ class PoolSet {
   void RefuseReplay(const Member& member, uint64_t capture) const;
   void AwaitBorrowers(Member& member, StreamId stream);
   void CheckLoan(const Member& member) const;
-  [[noreturn]] void ThrowNoLease(PoolId id, uint64_t lease) const;
+  static const std::vector<Address>& KnownLease(const Member& member, uint64_t lease);
   // Erases a pool that has neither users nor a scope, blocks, memory or remains.
   void EraseIfGone(PoolId id);
 

@@ -73,22 +73,39 @@ PoolSet::Member& PoolSet::KnownToLease(PoolId id, const char* what) {
   return member;
 }
 
-void PoolSet::RethrowLeased(Member& member, const std::exception_ptr& error) {
+template <typename Step>
+Leased PoolSet::Take(Member& member, Step step) {
+  driver_.Quiesce();
+  EndLoan(member);
+  std::exception_ptr error;
+  const Leased leased = step(member.pool, &error);
   DropFreedAddresses(member);
   Count(member);
   EraseIfGone(member.id);
   if (error) std::rethrow_exception(error);
+  return leased;
+}
+
+template <typename Step>
+Leased PoolSet::Bring(Member& member, Step step) {
+  try {
+    const Leased back = step(member.pool);
+    if (Count(member)) NoteNewPeak();
+    return back;
+  } catch (const DriverError& error) {
+    Count(member);
+    if (error.status() != DriverStatus::kOutOfMemory) throw;
+    throw OutOfMemoryError(
+        "cudagraph_pool: out of memory: pool " + ToString(member.id) + " needs " +
+        Size(member.pool.Stats().away_bytes) + " that it has given away; " + FreeMemoryOn(driver_) +
+        ". The pool is as it was before: free memory and try again. " + error.what());
+  }
 }
 
 Leased PoolSet::Sleep(PoolId id, bool keeps_live) {
   const std::lock_guard lock(mutex_);
-  Member& member = KnownToLease(id, "sleep");
-  driver_.Quiesce();
-  EndLoan(member);
-  std::exception_ptr error;
-  const Leased leased = member.pool.Sleep(keeps_live, &error);
-  RethrowLeased(member, error);
-  return leased;
+  return Take(KnownToLease(id, "sleep"),
+              [&](Pool& pool, std::exception_ptr* error) { return pool.Sleep(keeps_live, error); });
 }
 
 Leased PoolSet::Wake(PoolId id) {
@@ -98,40 +115,13 @@ Leased PoolSet::Wake(PoolId id) {
 
 Leased PoolSet::WakeIfAsleep(Member& member) {
   if (!member.pool.asleep()) return {};
-  try {
-    const Leased back = member.pool.Wake();
-    if (Count(member)) NoteNewPeak();
-    return back;
-  } catch (const DriverError& error) {
-    Count(member);
-    ThrowCannotWake(member, error);
-  }
-}
-
-void PoolSet::ThrowCannotWake(const Member& member, const DriverError& error) const {
-  if (error.status() != DriverStatus::kOutOfMemory) throw error;
-  std::string text = "cudagraph_pool: out of memory: pool " + ToString(member.id) + " needs " +
-                     Size(member.pool.Stats().away_bytes) + " that it has given away; device " +
-                     std::to_string(driver_.device());
-  try {
-    const MemoryInfo info = driver_.Info();
-    text += " has " + Size(info.free_bytes) + " free of " + Size(info.total_bytes);
-  } catch (const DriverError&) {
-    text += " does not say what it has free";
-  }
-  throw OutOfMemoryError(text + ". The pool is as it was before: free memory and try again. " +
-                         error.what());
+  return Bring(member, [](Pool& pool) { return pool.Wake(); });
 }
 
 Leased PoolSet::TrimToNeeds(PoolId id) {
   const std::lock_guard lock(mutex_);
-  Member& member = KnownToLease(id, "be trimmed");
-  driver_.Quiesce();
-  EndLoan(member);
-  std::exception_ptr error;
-  const Leased trimmed = member.pool.TrimToNeeds(&error);
-  RethrowLeased(member, error);
-  return trimmed;
+  return Take(KnownToLease(id, "be trimmed"),
+              [](Pool& pool, std::exception_ptr* error) { return pool.TrimToNeeds(error); });
 }
 
 // --- Leases of blocks ---
@@ -144,56 +134,44 @@ uint64_t PoolSet::Lease(PoolId id, const std::vector<Address>& blocks) {
     throw UsageError("cudagraph_pool: no live block of pool " + ToString(id) + " starts at " +
                      Hex(address) + ": lease tensors that were allocated in the pool.");
   }
-  ReserveMore(member.block_leases, 1);
-  ReserveMore(member.leased_blocks, 1);
-  member.leased_blocks.push_back(blocks);
-  member.block_leases.push_back(++member.last_lease);
-  return member.last_lease;
+  member.leased_blocks.emplace(member.last_lease + 1, blocks);
+  return ++member.last_lease;
+}
+
+// The blocks of the lease.
+const std::vector<Address>& PoolSet::KnownLease(const Member& member, uint64_t lease) {
+  const auto found = member.leased_blocks.find(static_cast<LeaseId>(lease));
+  if (found == member.leased_blocks.end()) {
+    throw UsageError("cudagraph_pool: pool " + ToString(member.id) + " has no lease " +
+                     std::to_string(lease) + ": it was ended before.");
+  }
+  return found->second;
 }
 
 Leased PoolSet::ReleaseLease(PoolId id, uint64_t lease) {
   const std::lock_guard lock(mutex_);
   Member& member = KnownToLease(id, "release a lease");
-  const auto found = std::ranges::find(member.block_leases, lease);
-  if (found == member.block_leases.end()) ThrowNoLease(id, lease);
-  driver_.Quiesce();
-  EndLoan(member);
-  std::exception_ptr error;
-  const auto number = static_cast<std::size_t>(found - member.block_leases.begin());
-  const Leased leased = member.pool.EvictBlocks(*found, member.leased_blocks[number], &error);
-  RethrowLeased(member, error);
-  return leased;
+  const std::vector<Address>& blocks = KnownLease(member, lease);
+  return Take(member, [&](Pool& pool, std::exception_ptr* error) {
+    return pool.EvictBlocks(static_cast<LeaseId>(lease), blocks, error);
+  });
 }
 
 Leased PoolSet::RestoreLease(PoolId id, uint64_t lease) {
   const std::lock_guard lock(mutex_);
+  return BringLease(id, lease);
+}
+
+Leased PoolSet::BringLease(PoolId id, uint64_t lease) {
   Member& member = KnownAtRest(id);
-  if (std::ranges::find(member.block_leases, lease) == member.block_leases.end()) {
-    ThrowNoLease(id, lease);
-  }
-  try {
-    const Leased back = member.pool.BringBack(static_cast<LeaseId>(lease));
-    if (Count(member)) NoteNewPeak();
-    return back;
-  } catch (const DriverError& error) {
-    Count(member);
-    ThrowCannotWake(member, error);
-  }
+  KnownLease(member, lease);
+  return Bring(member, [&](Pool& pool) { return pool.BringBack(static_cast<LeaseId>(lease)); });
 }
 
 void PoolSet::EndLease(PoolId id, uint64_t lease) {
-  RestoreLease(id, lease);
   const std::lock_guard lock(mutex_);
-  Member& member = Known(id);
-  const auto found = std::ranges::find(member.block_leases, lease);
-  if (found == member.block_leases.end()) return;
-  member.leased_blocks.erase(member.leased_blocks.begin() + (found - member.block_leases.begin()));
-  member.block_leases.erase(found);
-}
-
-void PoolSet::ThrowNoLease(PoolId id, uint64_t lease) const {
-  throw UsageError("cudagraph_pool: pool " + ToString(id) + " has no lease " +
-                   std::to_string(lease) + ": it was ended before.");
+  BringLease(id, lease);
+  Known(id).leased_blocks.erase(static_cast<LeaseId>(lease));
 }
 
 // --- Loans ---

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <set>
 #include <vector>
@@ -39,11 +40,10 @@ struct PoolSet::Member {
   // Of a lender: what came back may still be used by work that borrowed; a replay waits for that.
   bool needs_mark = false;
   std::shared_ptr<SharedEvent> borrowers;  // mark
-  std::vector<LeaseId> block_leases;       // the named blocks' are in leased_blocks, likewise
-  std::vector<std::vector<Address>> leased_blocks;
+  std::map<LeaseId, std::vector<Address>> leased_blocks;
   // A block is gone: another one may come to start there.
   void Forget(Address address) {
-    for (std::vector<Address>& blocks : leased_blocks) std::erase(blocks, address);
+    for (auto& [lease, blocks] : leased_blocks) std::erase(blocks, address);
   }
   LeaseId last_lease = Pool::kLent;
 };

@@ -60,6 +60,7 @@ void GraphNeeds::EndCapture() {
 uint64_t GraphNeeds::NameLast() {
   if (last_.number == 0) return 0;
   ReserveMore(named_, 1);
+  last_.needs.shrink_to_fit();  // from the room of all touches
   named_.push_back(std::exchange(last_, {}));
   return named_.back().number;
 }

@@ -36,7 +36,7 @@ struct Site : Placement {
 
 class SharedSpace {
  public:
-  // Only this changes `ranges`, except for what is pinned.
+  // Only this changes `ranges`, except for who leases what.
   explicit SharedSpace(RangeTable& ranges) : space_(ranges.page_size()), ranges_(ranges) {}
   SharedSpace(const SharedSpace&) = delete;
   SharedSpace& operator=(const SharedSpace&) = delete;
