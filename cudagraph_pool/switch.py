@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-_logger = logging.getLogger(__package__)
 
 
 def _by_name(function: _Function) -> _Function:
@@ -103,7 +100,7 @@ def enable(
     let_all_share(shared_exec)
     name_all_captures()
     _log_at_the_end()
-    _logger.info("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
+    _log("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
 
 
 def _require_booleans(**options: object) -> None:
@@ -145,11 +142,17 @@ def _log_at_the_end() -> None:
 def _log_captures(adapter: Any, why: str) -> None:
     """Logs where captures went."""
     counts = adapter.capture_counts()
-    _logger.info(
+    _log(
         "%s: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)",
         *(why, counts["ours"], counts["base"]),
         ", ".join(f"{reason}: {count}" for reason, count in adapter.base_captures().items()),
     )
+
+
+def _log(text: str, *arguments: object) -> None:
+    import logging  # half of what importing this package takes
+
+    logging.getLogger(__package__).info(text, *arguments, stacklevel=2)
 
 
 def _let_nccl_register_nothing() -> None:

@@ -47,6 +47,7 @@ std::vector<uint32_t> PoolModel::PagesAt(PoolId id, const LiveBlock& block) cons
   std::map<Address, uint32_t> then;
   Touch(then, block);
   std::vector<uint32_t> pages;
+  pages.reserve(then.size());
   for (const auto& [address, page] : then) pages.push_back(Find(id)->kept.at(address));
   return pages;
 }
