@@ -79,9 +79,10 @@ class OurPool:
         """What the pool says of itself, and how often it mapped and made handles so far."""
         said = self.pool.stats()
         calls = driver_calls(self._device)
-        names = ("reserved_bytes", "last_sleep_bytes", "last_wake_seconds", "execs")
+        names = ("reserved_bytes", "last_sleep_bytes", "execs")
+        times = ("last_wake_seconds", "last_wake_exec_seconds")
         return {
-            **{name: said[name] for name in names},
+            **{name: said[name] for name in (*names, *times)},
             "mappings": calls("cuMemMap"),
             "handles": calls("cuMemCreate"),
         }
@@ -184,6 +185,7 @@ class Sleepers(Captures):
             "stats_bytes": again["last_sleep_bytes"],
             "pages_bytes": awake["reserved_bytes"] - asleep["reserved_bytes"],
             "told_seconds": again["last_wake_seconds"],
+            "exec_seconds": again["last_wake_exec_seconds"],
             "mappings": again["mappings"] - asleep["mappings"],
             "handles": again["handles"] - asleep["handles"],
             "execs": awake["execs"],

@@ -144,11 +144,7 @@ def sleep_rows(device: Any, seed: int, workload: str, rounds: int) -> list[Row]:
     ways = [OURS, SHARED] if workload == "llama" else [OURS]
     if SAVER in os.environ.get("LD_PRELOAD", ""):
         ways = [SAVER, *ways]  # before the allocator is another
-    rows = [{"workload": workload, **captures.sleep(way, rounds, seed)} for way in ways]
-    if SHARED in ways:
-        *_, plain, shared = rows
-        shared["exec_seconds"] = shared["wake_seconds"] - plain["wake_seconds"]
-    return rows
+    return [{"workload": workload, **captures.sleep(way, rounds, seed)} for way in ways]
 
 
 def trim_rows(device: Any, seed: int) -> list[Row]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Key = tuple[int, tuple[int, int]]  # device and id of a pool
 Keep = Literal["live", "offload", "nothing"]
 
-_NEVER: Final = {"last_sleep_bytes": 0, "last_wake_seconds": None}
+_NEVER: Final = {"last_sleep_bytes": 0, "last_wake_seconds": None, "last_wake_exec_seconds": None}
 _last: dict[Key, dict[str, Any]] = {}
 # Of pools that sleep without their live blocks: copies of these, with their addresses.
 _contents: dict[Key, list[tuple[int, torch.Tensor]]] = {}
@@ -186,8 +186,8 @@ def sleep(key: Key, keep: Keep, caches: Iterable[_torch.ExecCache]) -> int:
     return int(given)
 
 
-def wake(key: Key) -> None:
-    """See :meth:`GraphPool.wake`."""
+def wake(key: Key, caches: Iterable[_torch.ExecCache]) -> None:
+    """See :meth:`GraphPool.wake`. ``caches`` have the executables of its graphs."""
     import torch
 
     adapter = load_adapter()
@@ -203,8 +203,14 @@ def wake(key: Key) -> None:
                 _block(key[0], address, copy.nbytes).copy_(copy, non_blocking=True)
         torch.cuda.synchronize(key[0])
     _contents.pop(key, None)
+    awake = time.perf_counter()
+    make_execs(key[0], caches)
     if brought:
-        _last[key] = {**last(key), "last_wake_seconds": time.perf_counter() - began}
+        _last[key] = {
+            **last(key),
+            "last_wake_seconds": awake - began,
+            "last_wake_exec_seconds": time.perf_counter() - awake,
+        }
 
 
 def _settle(key: Key) -> None:
@@ -250,6 +256,12 @@ def drop_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
     for cache in filled:
         cache.drop_idle()
     _execs_pay.setdefault(device, torch.cuda.mem_get_info(device)[0] > free)
+
+
+def make_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
+    """Makes those again that went, as far as there is memory: a replay makes the rest."""
+    for cache in caches:
+        cache.make_dropped(device)
 
 
 @contextmanager

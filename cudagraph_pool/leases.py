@@ -42,7 +42,16 @@ def wake() -> None:
     Raises:
         torch.OutOfMemoryError: There is no memory for some. All others are awake.
     """
-    _of_each(_leases.wake)
+
+    def wake_one(key: Key) -> None:
+        if owner := _owner(*key):
+            owner.wake()
+        else:
+            _leases.wake(key, ())
+
+    _of_each(wake_one)
+    for device, cache in dict(caches).items():
+        _leases.make_execs(device, [cache])
 
 
 def _of_each(step: Callable[[Key], None]) -> None:

@@ -177,8 +177,9 @@ class GraphPool:
           ``exec_updates``: how often one was made, or updated for another graph; ``exec_alone``: by
           reason, how many of these graphs keep their own.
         - ``asleep``, ``away_bytes``: whether it sleeps, and what leases gave to the device, without
-          which ``reserved_bytes`` are; ``last_sleep_bytes``, ``last_wake_seconds``: what the last
-          sleep gave, and how long the last wake took.
+          which ``reserved_bytes`` are; ``last_sleep_bytes``: what the last sleep gave;
+          ``last_wake_seconds``, ``last_wake_exec_seconds``: how long the last wake took for pages,
+          and for executables.
         - ``lendable_bytes``: what it could lend now; ``lent_bytes``: what live tensors borrow.
         - ``unnamed_captures``: captures whose graphs are not known, so that :meth:`trim` leaves
           their pages: before torch 2.14 all but those of :class:`cudagraph_pool.graph` and
@@ -246,18 +247,22 @@ class GraphPool:
         """
         self._require_open()
         with self._order.lock:
-            return _leases.sleep(self._key, keep, [self._execs] if self._execs else [])
+            return _leases.sleep(self._key, keep, self._exec_caches())
 
     def wake(self) -> None:
         r"""Make all pages anew that are away, behind the same addresses. Replays are right again.
 
-        It does nothing if none is away.
+        Executables that went are made again too, as far as there is memory; the next replays make
+        the rest. It does nothing if none is away.
 
         Raises:
             torch.OutOfMemoryError: There is no memory for them. The pool sleeps on, and is whole.
         """
         self._require_open()
-        _leases.wake(self._key)
+        _leases.wake(self._key, self._exec_caches())
+
+    def _exec_caches(self) -> list[_torch.ExecCache]:
+        return [self._execs] if self._execs else []
 
     @contextlib.contextmanager
     def asleep(self, keep: Keep = "live") -> Iterator[None]:

@@ -186,11 +186,14 @@ def test_all_pools_sleep_though_one_cannot(adapter: Adapter) -> None:
 
 
 def test_what_the_last_sleep_and_wake_did(adapter: Adapter) -> None:
-    assert _leases.last(POOL) == {"last_sleep_bytes": 0, "last_wake_seconds": None}
+    assert set(_leases.last(POOL).values()) == {0, None}
     _leases.sleep(POOL, "nothing", ())
-    _leases.wake(POOL)
+    made: list[int] = []
+    cache: Any = SimpleNamespace(make_dropped=made.append)
+    _leases.wake(POOL, [cache])
     assert _leases.last(POOL)["last_sleep_bytes"] == 100
     assert _leases.last(POOL)["last_wake_seconds"] > 0
+    assert (_leases.last(POOL)["last_wake_exec_seconds"] > 0, made) == (True, [POOL[0]])
     assert adapter.take() == [("sleep", *POOL, False), ("wake", *POOL)]
     with pytest.raises(ValueError, match="keep is 'all', but must be 'live'"):
         _leases.sleep(POOL, "all", ())  # type: ignore[arg-type]

@@ -166,12 +166,13 @@ def test_help_needs_no_torch() -> None:
 
 
 def test_import_costs_next_to_nothing() -> None:
-    """The issue's limit: 30 ms, of CPU time, since others may have the CPU meanwhile."""
+    """The issue's limit: 30 ms of CPU time, where the loop takes 60 ms. Other processes slow both."""
     program = (
-        "import time; begin = time.process_time(); import cudagraph_pool\n"
-        "cudagraph_pool.is_enabled; print(time.process_time() - begin)"
+        "from time import process_time as now; begin = now()\n"
+        "import cudagraph_pool; cudagraph_pool.is_enabled; end = now()\n"
+        "sum(i * i for i in range(1_000_000)); print((end - begin) / max(0.06, now() - end))"
     )
-    assert min(float(python(program).stdout) for _ in range(5)) < 0.03
+    assert min(float(python(program).stdout) for _ in range(5)) < 0.5
 
 
 def test_adapters_are_found_by_their_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

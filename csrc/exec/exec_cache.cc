@@ -79,16 +79,15 @@ void ExecCache::Return(GraphNumber graph, const Launch& launch) {
 
 void ExecCache::Prepare(GraphNumber graph, const Launch& launch) {
   std::unique_lock lock(mutex_);
-  Exec& exec = Hold(graph, launch.stream, lock);
-  if (IsHeld(launch.stream)) return;
-  WaitFor(members_.at(graph).last_run, launch.stream);
-  auto run = std::make_shared<Run>(events_, graph, launch, launches_);
-  graphs_->Upload(exec.handle, launch.stream);
-  NoteLaunch(exec, std::move(run), launch);
+  MakeReady(Hold(graph, launch.stream, lock), graph, launch);
 }
 
 void ExecCache::DropIdle() {
   const std::lock_guard lock(mutex_);
+  for (auto& [graph, member] : members_) {
+    const std::optional<ExecNumber> holder = table_.HolderOf(graph);
+    if (holder && execs_.at(*holder).leases.empty()) member.dropped = true;
+  }
   std::vector<ExecNumber> idle;
   for (const auto& [number, exec] : execs_) {
     if (exec.leases.empty()) idle.push_back(number);
@@ -97,6 +96,18 @@ void ExecCache::DropIdle() {
     RememberRun(number);
     table_.Destroyed(number);
     DestroyHandle(number);
+  }
+}
+
+void ExecCache::MakeDropped(const Launch& launch) {
+  const std::lock_guard lock(mutex_);
+  try {
+    for (auto& [graph, member] : members_) {
+      if (!std::exchange(member.dropped, false) || !table_.MayHaveOneMore(graph)) continue;
+      if (Exec* const exec = Make(graph)) MakeReady(*exec, graph, launch);
+    }
+  } catch (const DriverError& error) {
+    if (error.status() != DriverStatus::kOutOfMemory) throw;
   }
 }
 
@@ -258,6 +269,14 @@ ExecCache::Exec* ExecCache::Make(GraphNumber graph) {
     graphs_->Destroy(handle);
     throw;
   }
+}
+
+void ExecCache::MakeReady(Exec& exec, GraphNumber graph, const Launch& launch) {
+  if (IsHeld(launch.stream)) return;
+  WaitFor(members_.at(graph).last_run, launch.stream);
+  auto run = std::make_shared<Run>(events_, graph, launch, launches_);
+  graphs_->Upload(exec.handle, launch.stream);
+  NoteLaunch(exec, std::move(run), launch);
 }
 
 bool ExecCache::Update(ExecNumber number, GraphNumber graph) {

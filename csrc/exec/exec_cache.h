@@ -85,6 +85,9 @@ class ExecCache {
 
   // Destroys all that no launch is using right now. They are made again when they are needed.
   void DropIdle();
+  // Makes those again that held a graph, and makes them ready on that stream as Prepare() does.
+  // What there is no room for is left to the graph's next launch.
+  void MakeDropped(const Launch& launch);
 
   Stats stats() const;
 
@@ -124,6 +127,7 @@ class ExecCache {
     Graph graph;
     std::string alone = {};                   // why it does not share; empty if it may
     std::shared_ptr<Run> last_run = nullptr;  // the same, on an executable that it has lost
+    bool dropped = false;                     // its executable, while idle
   };
   void RemoveLocked(GraphNumber graph);
   // A graph has left the group, which may leave an executable without use.
@@ -133,6 +137,8 @@ class ExecCache {
   // Makes an executable for the graph. Without memory, the graph's present one has to do; nullptr:
   // those of other graphs have to.
   Exec* Make(GraphNumber graph);
+  // For a launch of the graph to come.
+  void MakeReady(Exec& exec, GraphNumber graph, const Launch& launch);
   // Returns false if the driver refused; the graph is then set apart. If the driver fails
   // otherwise, the executable is gone.
   bool Update(ExecNumber number, GraphNumber graph);

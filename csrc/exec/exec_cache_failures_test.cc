@@ -50,6 +50,8 @@ int Use(ExecCache* cache, const GraphBook& book, HostDriver* host, bool tries_ag
       ++failed;  // it is returned all the same
     }
     if (step % 5 == 0) host->CompleteEvents();
+    if (step % 17 == 0) attempt([&] { cache->DropIdle(); });
+    if (step % 19 == 0) attempt([&] { cache->MakeDropped({stream, true}); });
     if (step % 13 == 0) {
       cache->Remove(number);
       live.erase(live.begin() + static_cast<long>(step * 7 % live.size()));

@@ -40,6 +40,50 @@ TEST_F(ExecCacheTest, WhatIsNotShareableKeepsItsOwn) {
   EXPECT_EQ(cache_->stats().alone, (std::map<std::string, size_t>{{"alone", 1}}));
 }
 
+TEST_F(ExecCacheTest, WhatWasDroppedIsMadeAgain) {
+  MakeCache(/*max_execs=*/1, std::chrono::milliseconds(0), /*budget_bytes=*/3);
+  std::vector<GraphNumber> graphs;
+  for (uint64_t i = 0; i < 4; ++i) graphs.push_back(Add(Graph{10 + i}));
+  for (const GraphNumber graph : {graphs[0], graphs[1], graphs[2]}) Launch(graph, kA);
+  Remove(graphs[2]);
+  const GraphExec leased = cache_->Lease(graphs[0], kA);
+  cache_->DropIdle();
+  EXPECT_EQ(Execs(), 1u) << "the leased one";
+  Return(graphs[0], kA);
+  cache_->DropIdle();
+  EXPECT_EQ(Execs(), 0u);
+
+  cache_->MakeDropped({.stream = kB, .stream_lasts = true});
+  EXPECT_EQ(Execs(), 2u) << "those that held a graph which is still there";
+  const auto made = book_.instantiations();
+  EXPECT_THAT(book_.uploads(), SizeIs(2)) << "the first launch is not to take longer";
+  EXPECT_NE(Launch(graphs[0], kB), leased);
+  Launch(graphs[1], kB);
+  EXPECT_EQ(book_.instantiations(), made);
+  cache_->MakeDropped({.stream = kB, .stream_lasts = true});
+  EXPECT_EQ(book_.instantiations(), made);
+}
+
+TEST_F(ExecCacheTest, WhatHasNoRoomAnyMoreIsLeftToItsLaunch) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const ExecCache::Launch launch{.stream = kA, .stream_lasts = true};
+  cache_->DropIdle();
+  const GraphExec exec = Launch(second, kA);
+  cache_->MakeDropped(launch);
+  EXPECT_EQ(Execs(), 1u);
+  EXPECT_EQ(book_.HeldBy(exec), Graph{11}) << "none loses its own for it";
+
+  cache_->DropIdle();
+  book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+  cache_->MakeDropped(launch);
+  EXPECT_EQ(Execs(), 0u);
+  book_.Disarm();
+  Launch(second, kA);
+  Launch(first, kA);
+}
+
 TEST_F(ExecCacheTest, WhatIsLentIsNotTouched) {
   MakeCache(1);
   const GraphNumber first = Add(Graph{10});
@@ -235,6 +279,8 @@ TEST_F(ExecCacheTest, ThreadsLeaseAndReturnAtRandom) {
         cache_->Return(number, launch);
         if (random() % 6 == 0) host_.CompleteEvents(stream);
         if (random() % 16 == 0) cache_->Prepare(number, {stream, true});
+        if (random() % 32 == 0) cache_->DropIdle();
+        if (random() % 32 == 0) cache_->MakeDropped({stream, true});
         if (pick >= 4 && random() % 3 == 0) {
           cache_->Remove(number);
           own.erase(own.begin() + static_cast<long>(pick));

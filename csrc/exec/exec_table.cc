@@ -165,6 +165,12 @@ bool ExecTable::MayHaveFirst(GraphNumber graph) const {
   return there.count < limit() && HasRoom(there, graphs_.at(graph));
 }
 
+bool ExecTable::MayHaveOneMore(GraphNumber graph) const {
+  const Graph& member = graphs_.at(graph);
+  return !member.held_by &&
+         (!MayShare(member.group) || HasRoom(CountedInAll(member.group), member));
+}
+
 ExecNumber ExecTable::Made(GraphNumber graph) {
   Graph& held = graphs_.at(graph);
   CGP_CHECK(!held.held_by || execs_.at(*held.held_by).updated);

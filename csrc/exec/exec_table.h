@@ -97,6 +97,8 @@ class ExecTable {
   // Whether its group lacks an executable, and may have one before any graph is in use. The budget
   // is only for graphs in use.
   bool MayHaveFirst(GraphNumber graph) const;
+  // Whether it lacks one, and may have one more without another graph's going.
+  bool MayHaveOneMore(GraphNumber graph) const;
 
   // A step was done: the executable used last holds the graph, and the one before holds nothing.
   ExecNumber Made(GraphNumber graph);

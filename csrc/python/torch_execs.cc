@@ -60,6 +60,7 @@ void BindExecs(py::module_& m) {
            }),
            py::arg("device"), py::arg("max_execs"), py::arg("budget_bytes"))
       .def("drop_idle", &ExecCache::DropIdle, no_gil)
+      .def("make_dropped", &MakeDroppedExecs, py::arg("device"), no_gil)
       .def("stats", &ExecCache::stats, no_gil);
   py::class_<SharedGraph>(m, "SharedGraph", py::release_gil_before_calling_cpp_dtor())
       .def(py::init<std::shared_ptr<ExecCache>, CUDAGraph&, c10::DeviceIndex>(), py::arg("cache"),

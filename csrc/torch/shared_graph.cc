@@ -92,4 +92,8 @@ std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
                                      kLongestWait);
 }
 
+void MakeDroppedExecs(ExecCache& cache, c10::DeviceIndex device) {
+  cache.MakeDropped(LaunchNow(device));
+}
+
 }  // namespace cgp

@@ -57,5 +57,7 @@ class SharedGraph {
 std::shared_ptr<ExecCache> MakeExecCache(c10::DeviceIndex device,
                                          std::optional<std::size_t> max_execs,
                                          uint64_t budget_bytes);
+// ExecCache::MakeDropped() for launches on the device's current stream.
+void MakeDroppedExecs(ExecCache& cache, c10::DeviceIndex device);
 
 }  // namespace cgp

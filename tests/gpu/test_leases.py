@@ -100,6 +100,24 @@ def test_memory_comes_back_and_replays_are_equal() -> None:
             assert_right(captured, seed=round_)
 
 
+def test_a_wake_makes_executables_again() -> None:
+    pool = cgp.GraphPool(shared_exec=True)
+    graphs = [capture(n, pool) for n in SIZES]
+    for captured in graphs:
+        assert_right(captured)
+    execs = pool.stats()["execs"]
+    for round_ in range(3):  # from the second time on they may stay
+        with pool.asleep():
+            asleep = pool.stats()["execs"]
+        stats = pool.stats()
+        assert asleep <= stats["execs"] == execs
+        assert stats["last_wake_exec_seconds"] < 1
+        made = stats["exec_instantiations"]
+        for captured in graphs:
+            assert_right(captured, seed=round_)
+        assert pool.stats()["exec_instantiations"] - made <= len(graphs) - execs
+
+
 Replay = tuple[Callable[[], object], "Tensor"]  # and the output
 
 
