@@ -166,7 +166,7 @@ def test_help_needs_no_torch() -> None:
 
 
 def test_import_costs_next_to_nothing() -> None:
-    """The issue's limit: 30 ms of CPU time, where the loop takes 60 ms. Other processes slow both."""
+    """The issue's limit: 30 ms of CPU time, where the loop takes 60: a busy machine slows both."""
     program = (
         "from time import process_time as now; begin = now()\n"
         "import cudagraph_pool; cudagraph_pool.is_enabled; end = now()\n"
