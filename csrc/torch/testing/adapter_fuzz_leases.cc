@@ -16,6 +16,9 @@ bool IsLoan(const MempoolId_t& id) {
 bool Session::IsBorrowed(const Tensor& tensor) { return IsLoan(tensor.pool); }
 
 std::pair<DeviceIndex, MempoolId_t> Session::SomePool() {
+  const Graph* const graph =
+      SomeGraph([](const Graph& some) { return some.holds_pool && some.replayable; });
+  if (graph != nullptr && !dice_.OneIn(3)) return {graph->device, graph->id};
   if (!mempools_.empty() && (ids_.empty() || dice_.OneIn(3))) return dice_.Of(mempools_);
   return {Device(), ids_.empty() ? MempoolId_t{0, 0} : dice_.Of(ids_)};
 }
@@ -103,6 +106,13 @@ bool Session::IsLent(const std::set<int>& blocks) const {
   });
 }
 
+// Whether its pool could not be woken, or the host lacked memory to end its last scope.
+bool Session::LacksMemory(const Graph& graph) {
+  const PoolId id{graph.id.first, graph.id.second};
+  const PoolSet& pools = DevicePools::Find(graph.device)->set;
+  return pools.Stats(id).asleep || pools.InScope(id);
+}
+
 // Whether the replay may be launched. Then nothing that it overwrites is lent, and work that
 // borrowed is over or comes before it.
 bool Session::BeginReplay(Graph& graph, StreamId stream) {
@@ -110,7 +120,6 @@ bool Session::BeginReplay(Graph& graph, StreamId stream) {
     allocator_.scopes().BeginReplay(graph.device, graph.id, graph.name.first, graph.name.second);
   };
   if (!Call(stream, ask)) return false;
-  NoteReturned();
   const Clock behind = timelines.Now(stream);
   const auto is_overwritten = [&](const Tensor& tensor) {
     return IsBorrowed(tensor) && !graph.blocks.contains(tensor.number) &&
@@ -163,7 +172,11 @@ void Session::BeginLoan() {
   if (!Call(StreamOf(device, 0), begin)) return;
   Log("borrows from pool ", id.first, ",", id.second);
   scopes_.push_back(scope);
-  Allocate();
+  for (uint64_t few = dice_.Below(4); few > 0; --few) {
+    Allocate();
+    if (dice_.OneIn(2)) Free();
+    if (dice_.OneIn(2)) Replay();
+  }
 }
 
 void Session::EndLoan(const Scope& scope) {

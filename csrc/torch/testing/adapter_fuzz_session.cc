@@ -165,6 +165,8 @@ void Session::UseInGraph(Tensor& tensor, StreamId stream, Graph& graph) {
   const Node node = dag.Launch(stream);
   Log("  uses block ", tensor.number, " on ", stream, says ? " and says so" : "", ", node ", node);
   for (const auto& [block, access] : graph.accesses) {
+    // Nobody may replay the graph any more, as after any eager block's end.
+    if (IsBorrowed(tensors_.at(block)) && !tensors_.at(block).live) continue;
     if (block != tensor.number && Overlap(tensors_.at(block).pieces, tensor.pieces) &&
         !dag.LastRunsBehind(stream, {access})) {
       Complain("a race in graph ", graph.number, ": block ", tensor.number, " with block ", block);
@@ -282,6 +284,7 @@ void Session::EndCapture() {
 
 // It is launched when all before it is done; what comes after it is judged.
 void Session::Replay() {
+  NoteReturned();
   Graph* const graph = SomeGraph([this](const Graph& some) {
     const auto is_filled = [&](const MempoolId_t& pool) { return IsFilled(some.device, pool); };
     // Nobody may need what it overwrites.
@@ -403,7 +406,7 @@ const std::array<Session::Kind, 24> Session::kKinds{{
     {&Session::Sleep, 5, true, true},
     {&Session::Wake, 5, true, true},
     {&Session::TrimToNeeds, 3, true, true},
-    {&Session::BeginLoan, 8, true, true},
+    {&Session::BeginLoan, 30, true, true},
 }};
 
 }  // namespace cgp::simulated

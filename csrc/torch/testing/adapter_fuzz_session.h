@@ -402,6 +402,7 @@ class Session {
   void Wake();
   void NoteReturned();
   bool IsLent(const std::set<int>& blocks) const;
+  static bool LacksMemory(const Graph& graph);
   bool BeginReplay(Graph& graph, StreamId stream);
   void NameCapture(Graph& graph);
   void DropCapture(Graph& graph);

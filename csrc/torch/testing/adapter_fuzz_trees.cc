@@ -71,6 +71,7 @@ void Session::Restore() {
     delta = allocator_.setCheckpointPoolState(graph->device, graph->checkpoint);
   };
   if (!Call(graph->origin, restore) && !Call(graph->origin, restore, MayFail::kNothing)) {
+    if (LacksMemory(*graph)) return;
     return Complain("cannot be restored: the pool of graph ", graph->number);
   }
   NoteReturned();  // a pool that slept is awake
