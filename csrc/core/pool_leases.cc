@@ -110,7 +110,7 @@ Leased Pool::BringBack(LeaseId lease) {
       back.bytes += BytesOf(handle.pages);
       back.mappings += ranges_.vpages_of(handle.first).size();
     }
-  } catch (const DriverError&) {
+  } catch (...) {  // also where the host's memory does not suffice for a driver's error
     // While something captures nothing may be unmapped: it stays until the next sleep.
     for (const LentHandle& handle : anew) {
       if (memory_.MayQuiesce()) ranges_.Evict(handle.first, nullptr);

@@ -99,6 +99,9 @@ Leased PoolSet::Bring(Member& member, Step step) {
         "cudagraph_pool: out of memory: pool " + ToString(member.id) + " needs " +
         Size(member.pool.Stats().away_bytes) + " that it has given away; " + FreeMemoryOn(driver_) +
         ". The pool is as it was before: free memory and try again. " + error.what());
+  } catch (...) {
+    Count(member);
+    throw;
   }
 }
 

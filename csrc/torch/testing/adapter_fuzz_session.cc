@@ -23,10 +23,11 @@ Session::Session(uint64_t seed) : dice_(seed) {
   fails_ = dice_.OneIn(3);
   if (dice_.OneIn(4)) faults_.push_back(faults::Kind::kDriver);
   if (dice_.OneIn(4)) faults_.push_back(faults::Kind::kMemory);
+  bool draws_leases = false;  // others stay what they are without
   for (const Kind& kind : kKinds) {
-    weights_.push_back(kind.optional && dice_.OneIn(4)
-                           ? 0
-                           : 1 + static_cast<unsigned>(dice_.Below(2 * kind.weight)));
+    if (kind.leases && !std::exchange(draws_leases, true)) leases_ = dice_.OneIn(2);
+    const bool none = (kind.leases && !leases_) || (kind.optional && dice_.OneIn(4));
+    weights_.push_back(none ? 0 : 1 + static_cast<unsigned>(dice_.Below(2 * kind.weight)));
   }
 }
 
@@ -100,7 +101,7 @@ void Session::Allocate() {
     const bool in_bases = std::ranges::any_of(
         graph->nested, [&](const MempoolId_t& id) { return !IsOurs(device, id); });
     if (graph->ours && !in_bases && !is_ours) Complain("eager memory for graph ", graph->number);
-  } else if (scope != nullptr && scope->ours != is_ours) {
+  } else if (scope != nullptr && scope->ours != is_ours && !scope->is_loan) {
     Complain("a scope's memory is ", is_ours ? "ours" : "the base's", " in pool ",
              scope->id.second);
   }
@@ -164,6 +165,8 @@ void Session::UseInGraph(Tensor& tensor, StreamId stream, Graph& graph) {
   const Node node = dag.Launch(stream);
   Log("  uses block ", tensor.number, " on ", stream, says ? " and says so" : "", ", node ", node);
   for (const auto& [block, access] : graph.accesses) {
+    // Nobody may replay the graph any more, as after any eager block's end.
+    if (IsBorrowed(tensors_.at(block)) && !tensors_.at(block).live) continue;
     if (block != tensor.number && Overlap(tensors_.at(block).pieces, tensor.pieces) &&
         !dag.LastRunsBehind(stream, {access})) {
       Complain("a race in graph ", graph.number, ": block ", tensor.number, " with block ", block);
@@ -262,6 +265,7 @@ void Session::EndCapture() {
   if (!fails) {
     graph->state = Graph::State::kCaptured;
     End(graph->origin, graph->id);
+    if (leases_) NameCapture(*graph);
     if (dice_.OneIn(2)) Checkpoint(*graph);
   } else {
     // Its route stays: torch before 2.14 forgets it, and cudagraph_pool.graph tells of it.
@@ -280,12 +284,13 @@ void Session::EndCapture() {
 
 // It is launched when all before it is done; what comes after it is judged.
 void Session::Replay() {
+  NoteReturned();
   Graph* const graph = SomeGraph([this](const Graph& some) {
     const auto is_filled = [&](const MempoolId_t& pool) { return IsFilled(some.device, pool); };
     // Nobody may need what it overwrites.
     const auto is_needed = [&](const auto& entry) {
       const auto& [number, tensor] = entry;
-      return tensor.live && !some.blocks.contains(number) &&
+      return tensor.live && !some.blocks.contains(number) && !IsBorrowed(tensor) &&
              std::ranges::any_of(some.blocks, [&, &pieces = tensor.pieces](int block) {
                return Overlap(tensors_.at(block).pieces, pieces);
              });
@@ -295,7 +300,7 @@ void Session::Replay() {
   });
   if (graph == nullptr) return;
   const StreamId stream = Stream(graph->device);
-  if (IsHeld(stream)) return;
+  if (IsHeld(stream) || !BeginReplay(*graph, stream)) return;
   timelines.Wait(stream, AllOf(graph->device));
   const uint64_t count = timelines.Submit(stream);
   Log("replays graph ", graph->number, " on ", stream, ", operation ", count);
@@ -370,13 +375,14 @@ void Session::ExitScope() {
   if (newest == scopes_.rend()) return;
   const Scope scope = *newest;
   scopes_.erase(std::next(newest).base());
+  if (scope.is_loan) return EndLoan(scope);
   Log("leaves pool ", scope.id.second);
   const StreamId stream = Stream(scope.device);
   End(stream, scope.id);
   Release(stream, scope.id);
 }
 
-const std::array<Session::Kind, 20> Session::kKinds{{
+const std::array<Session::Kind, 24> Session::kKinds{{
     {&Session::Allocate, 40, false},
     {&Session::Free, 25, false},
     {&Session::Use, 25, false},
@@ -397,6 +403,10 @@ const std::array<Session::Kind, 20> Session::kKinds{{
     {&Session::Restore, 8},
     {&Session::EnterBody, 6},
     {&Session::LeaveBody, 4},
+    {&Session::Sleep, 5, true, true},
+    {&Session::Wake, 5, true, true},
+    {&Session::TrimToNeeds, 3, true, true},
+    {&Session::BeginLoan, 30, true, true},
 }};
 
 }  // namespace cgp::simulated

@@ -97,6 +97,7 @@ struct Graph {
   std::vector<std::pair<int, Node>> accesses = {};       // of blocks, by nodes
   std::set<int> blocks = {};                             // all that it has or uses
   std::vector<StreamId> streams = {};                    // that its capture reached, from its first
+  std::pair<uint64_t, uint64_t> name = {};               // CaptureScopes::NameCapture()
 
   bool open() const { return state == State::kOpen || state == State::kInvalidated; }
 };
@@ -111,6 +112,7 @@ struct Tensor {
   Pieces pieces = {};
   MempoolId_t pool{0, 0};
   bool live = true;
+  bool is_away = false;                           // has died, and its pages were given away
   Clock last = {};                                // what eager work on it has to run behind
   std::map<int, std::vector<Node>> last_in = {};  // what a graph's has to, by graph
 };
@@ -120,6 +122,7 @@ struct Scope {
   DeviceIndex device = 0;
   MempoolId_t id{0, 0};
   bool ours = false;
+  bool is_loan = false;
 };
 
 class Session {
@@ -133,8 +136,9 @@ class Session {
     void (Session::*step)();
     unsigned weight;
     bool optional = true;
+    bool leases = false;
   };
-  static const std::array<Kind, 20> kKinds;
+  static const std::array<Kind, 24> kKinds;
 
   template <typename... Parts>
   void Log(const Parts&... parts) {
@@ -340,6 +344,7 @@ class Session {
       Log("resets graph ", other->number);
       other->replayable = false;
       other->holds_pool = false;
+      DropCapture(*other);
       Release(other->origin, other->id);
     }
     if (all) Trim();
@@ -388,6 +393,21 @@ class Session {
       LeaveBody(*graph);
     }
   }
+  // adapter_fuzz_leases.cc
+  static bool IsBorrowed(const Tensor& tensor);
+  std::pair<DeviceIndex, MempoolId_t> SomePool();  // {0, 0} if there is none
+  void TakePages(const char* what, const CaptureScopes::Step& step);
+  void Sleep();
+  void TrimToNeeds();
+  void Wake();
+  void NoteReturned();
+  bool IsLent(const std::set<int>& blocks) const;
+  static bool LacksMemory(const Graph& graph);
+  bool BeginReplay(Graph& graph, StreamId stream);
+  void NameCapture(Graph& graph);
+  void DropCapture(Graph& graph);
+  void BeginLoan();
+  void EndLoan(const Scope& scope);
   // adapter_fuzz_trees.cc
   std::set<int> LiveIn(const Graph& graph) const;
   void CheckLiveIn(const Graph& graph);
@@ -415,12 +435,14 @@ class Session {
     // Before there are pools it would be taken out, and not be asked any more.
     if (!DevicePools::All().empty() && dice_.OneIn(3)) allocator_.scopes().takes_captures = false;
     if (dice_.OneIn(2)) allocator_.scopes().takes_captures = true;
+    if (leases_) allocator_.scopes().lends_on_oom = dice_.OneIn(4);
   }
 
   Dice dice_;
   size_t thread_ = 0;  // that does the step
   bool two_devices_ = false;
   bool fails_ = false;  // captures do, and hold their pool for good
+  bool leases_ = false;
   std::vector<faults::Kind> faults_;
   std::vector<unsigned> weights_;
   FakeBaseAllocator base_;

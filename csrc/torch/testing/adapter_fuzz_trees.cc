@@ -38,6 +38,7 @@ void Session::Checkpoint(Graph& graph) {
 }
 
 void Session::Restore() {
+  NoteReturned();
   Graph* const graph = SomeGraph([this](const Graph& some) {
     // Another thread's capture that failed may still be ended, for all that is known. One that is
     // under way elsewhere has nothing to do with trees' blocks.
@@ -51,7 +52,7 @@ void Session::Restore() {
              });
     };
     return some.checkpoint != nullptr && some.holds_pool && !IsFilled(some.device, some.id) &&
-           std::ranges::none_of(graphs_, is_in_the_way);
+           !IsLent(some.left) && std::ranges::none_of(graphs_, is_in_the_way);
   });
   if (graph == nullptr) return;
   std::vector<Tensor*> stale;
@@ -70,8 +71,10 @@ void Session::Restore() {
     delta = allocator_.setCheckpointPoolState(graph->device, graph->checkpoint);
   };
   if (!Call(graph->origin, restore) && !Call(graph->origin, restore, MayFail::kNothing)) {
+    if (LacksMemory(*graph)) return;
     return Complain("cannot be restored: the pool of graph ", graph->number);
   }
+  NoteReturned();  // a pool that slept is awake
   for (Tensor* tensor : stale) {
     Forget(*tensor);
     tensor->data.release_context();
