@@ -25,8 +25,7 @@ class GraphCost:
     @classmethod
     def of(cls, name: object, took: Mapping[str, int]) -> GraphCost:
         """Of what the core or the adapter says that a capture took."""
-        needed = took["peak_bytes"] - took["live_before_bytes"]
-        first = took["first_allocation"]
+        needed, first = took["peak_bytes"] - took["live_before_bytes"], took["first_allocation"]
         numbers = range(first, first + took["allocations"])
         return cls(str(name), took["added_bytes"], needed, numbers)
 
@@ -91,24 +90,21 @@ class PoolCost:
         """See docs/api.md."""
         held = ("stock", "expandable", "primed")
         sizes = ("minimum", "reserved", "stock_growth", "saved", "apart")
+        graphs = [(graph.name, graph.needed, graph.added) for graph in self.graphs]
+        of_graph = ("name", "needed_bytes", "added_bytes")
         return {
             **{name: getattr(self, name) for name in ("name", "kind", "execs")},
             "order": self.order or None,
             **{f"{name}_reserved_bytes": getattr(self, name) for name in held},
             **{f"{name}_bytes": getattr(self, name) for name in sizes},
-            "graphs": [
-                {"name": graph.name, "needed_bytes": graph.needed, "added_bytes": graph.added}
-                for graph in self.graphs
-            ],
+            "graphs": [dict(zip(of_graph, graph, strict=True)) for graph in graphs],
         }
 
 
 def of_trace(
     trace: Trace, order: Order = "recorded", seed: int = 0, maps: bool = False
 ) -> PoolCost:
-    """What the graphs of a trace cost, by a replay. The core remembers all: there are at most
-    ``MAX_GRAPHS``.
-    """
+    """What the graphs of a trace cost, by a replay. The core remembers ``MAX_GRAPHS`` captures."""
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
     drawn = MemoryMap() if maps else None

@@ -10,9 +10,9 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..integration.environment import VARIABLE
 from ..pools import GraphPool, stats
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 _TRACES: Final = Path(__file__).parents[1] / "traces"
 _MODELS: Final = {"mlp_asc": "gated MLP", "resnet50_asc": "ResNet-50"}
+_NO_GPU: Final = """
+There is no GPU here: captures that were recorded on an H200 were replayed through the
+pool's own code. What PyTorch's allocator takes is worked out by its rules.
+"""
 _NEXT: Final = """
 Next, of your own program: cudagraph-pool record -o traces train.py, then
 cudagraph-pool report --html report.html traces/*"""
@@ -41,16 +45,11 @@ def run(seed: int) -> int:
     for changed in (VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ.pop(changed, None)  # before torch is imported: stock is compared as it comes
     print("Graphs of one model in one pool, one for each batch size, smallest first.\n")
-    gpu = _gpu_name()
-    if gpu is not None:
+    if gpu := _gpu_name():
         return _on_gpu(gpu, seed)
     costs = [of_trace(read_trace(_TRACES / f"{name}.json.gz")) for name in _MODELS]
     print(PoolReport([replace(cost, name=_MODELS[cost.name], order="") for cost in costs]))
-    print(
-        "\nThere is no GPU here: captures that were recorded on an H200 were replayed through the\n"
-        "pool's own code. What PyTorch's allocator takes is worked out by its rules."
-    )
-    print(_NEXT)
+    print(_NO_GPU + _NEXT)
     return 0
 
 
@@ -65,8 +64,7 @@ def _gpu_name() -> str | None:
 # With a GPU.
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     """A model that is captured for many sizes."""
 
     name: str
@@ -79,16 +77,13 @@ class _Work:
         return self.given[: size * self.step]
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """What one allocator did with one model. ``outputs``: of each graph None if they are what eager
-    work computes, else their bits.
-    """
+class _Measured(NamedTuple):
+    """What one allocator did with one model."""
 
     cost: PoolCost
     capture: float  # seconds, of all graphs
     replay: float
-    outputs: list[Tensor | None]
+    outputs: list[Tensor | None]  # of a graph None if they are what eager work computes
 
 
 def _works() -> Iterator[_Work]:
@@ -110,11 +105,9 @@ def _gated_mlp(
 ) -> Callable[[Tensor], Tensor]:
     import torch
 
-    def weights(outputs: int, inputs: int) -> Tensor:
-        return torch.randn(outputs, inputs, dtype=torch.bfloat16) * inputs**-0.5
-
     shapes = ((wide, hidden), (wide, hidden), (hidden, wide))
-    parts = [[weights(*shape) for shape in shapes] for _ in range(layers)]
+    made = (torch.randn(n, k, dtype=torch.bfloat16) * k**-0.5 for n, k in shapes * layers)
+    parts = list(zip(made, made, made, strict=True))
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
 
     def model(x: Tensor) -> Tensor:
@@ -133,8 +126,8 @@ def _on_gpu(gpu: str, seed: int) -> int:
     with enabled():
         all_ours = [_measure(work, True, seed) for work in works]
     costs, said, is_right = [], [], True
+    names = ("minimum", "stock", "expandable", "primed")
     for work, stock, ours in zip(works, stocks, all_ours, strict=True):
-        names = ("minimum", "stock", "expandable", "primed")
         sizes = {name: getattr(stock.cost, name) for name in names}
         costs.append(replace(ours.cost, name=work.name, kind="-", **sizes))
         wrong, outputs = _judge(ours.outputs, stock.outputs)
@@ -149,9 +142,8 @@ def _on_gpu(gpu: str, seed: int) -> int:
 
 
 def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, str]:
-    """How many graphs are wrong, and the words for it.
-
-    A graph is right if its outputs equal eager's or, where those of stock's graph do not, stock's.
+    """How many graphs are wrong, and the words for it. Outputs are right that equal eager's or,
+    where those of stock's graph do not, stock's.
     """
     equal = ours.count(None)
     like_stock = sum(
@@ -166,7 +158,6 @@ def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, 
 
 
 def _measure(work: _Work, is_ours: bool, seed: int) -> _Measured:
-    """What one allocator does with one model."""
     import torch
 
     memory: Any = torch.cuda.memory

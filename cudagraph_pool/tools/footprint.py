@@ -70,8 +70,8 @@ Found = Mapping[str, "Footprint | str"]
 
 
 def needing_kernels(ways: Sequence[str]) -> list[str]:
-    """One way for each set of kernels. To tune and compile them takes memory too, and only of the
-    first process that needs them: one before those that are measured.
+    """One way for each set of kernels: to compile them takes memory too, of the first process that
+    needs them.
     """
     compiled = [way for way in ways if WAYS[way].compile is not None]
     first = {json.dumps(WAYS[way].compile): way for way in reversed(compiled)}
@@ -149,11 +149,8 @@ def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
                     _loss(output).backward()
                 del output
     torch.cuda.synchronize()
-    pools = [
-        segment["total_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) != (0, 0)
-    ]
+    segments = torch.cuda.memory_snapshot()
+    pools = [s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0)]
     if way.has_graphs and not pools:
         raise RuntimeError("torch.compile made no CUDA graphs of it")
     return Footprint(
@@ -177,9 +174,7 @@ def _made(returned: Any) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
 
 
 def _loss(output: Any) -> Any:
-    """A number to be made smaller: the output itself, or the mean of its first tensor that a
-    gradient can come from.
-    """
+    """The output itself, or the mean of its first tensor that a gradient can come from."""
     from torch.utils._pytree import tree_leaves
 
     for first in tree_leaves(output):
@@ -189,9 +184,7 @@ def _loss(output: Any) -> Any:
 
 
 def used_by(process: int) -> int | None:
-    """Bytes of devices that a process has, as the driver counts them, in MiB; None where it does
-    not say.
-    """
+    """Bytes of devices that a process has, to the MiB; None where the driver does not say."""
     query = ("--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits")
     try:
         done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True)
@@ -211,9 +204,7 @@ def _used() -> int:
 
 
 def ratio(found: Found, way: str) -> float | None:
-    """The compression ratio, as PyTorch's dashboard has it: the peak of what is allocated eagerly,
-    divided by this one's.
-    """
+    """PyTorch's dashboard's: the peak of what is allocated eagerly, divided by this one's."""
     measured = _measured(found)
     if "eager" not in measured or way not in measured:
         return None
@@ -221,7 +212,6 @@ def ratio(found: Found, way: str) -> float | None:
 
 
 def table(found: Found) -> str:
-    """Sizes in MiB."""
     rows = [["way", "allocated", "ratio", "reserved", "graph pool", "driver", "held"]]
     for way, own in _measured(found).items():
         compression = ratio(found, way)
@@ -245,9 +235,7 @@ def _measured(found: Found) -> dict[str, Footprint]:
 
 
 def draw(models: Mapping[str, Found], path: Path) -> None:
-    """A picture: for each model what each way holds, and of it what tensors occupied at the peak,
-    with the compression ratio beside it.
-    """
+    """For each model what each way holds, and of it what tensors occupied at the peak."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -288,12 +276,10 @@ def _draw_model(panel: Any, name: str, found: Found) -> None:
 
 def _work(function: str, way: str, train: str = "") -> None:
     """The process of one way; its last line on stdout is JSON."""
-    answer = sys.stdout
-    sys.stdout = sys.stderr  # whatever the model prints
+    answer, sys.stdout = sys.stdout, sys.stderr  # whatever the model prints
     sys.path.insert(0, "")  # modules of the current folder are found
     module, _, name = function.partition(":")
-    make = getattr(importlib.import_module(module), name)
-    measured = measure(make, WAYS[way], bool(train))
+    measured = measure(getattr(importlib.import_module(module), name), WAYS[way], bool(train))
     print(json.dumps(asdict(measured)), file=answer)
 
 

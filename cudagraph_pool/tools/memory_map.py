@@ -41,8 +41,9 @@ class MemoryMap:
     first_allocation: int = 0  # how many allocations the pool had made before
     _live: dict[int, Placed] = field(default_factory=dict)  # by what names a block
 
-    def allocate(self, block: int, stretches: list[Stretch]) -> None:
-        self._live[block] = Placed(self.operations, stretches)
+    def allocate(self, block: int, pieces: Iterable[tuple[int, int]]) -> None:
+        """The pieces are a begin and a length each."""
+        self._live[block] = Placed(self.operations, joined(pieces))
         self.placed.append(self._live[block])
         self.operations += 1
 
@@ -59,10 +60,9 @@ def drawing(pools: _core.PoolSet, drawn: MemoryMap) -> Callable[[Event, _core.Bl
     def draw(event: Event, block: _core.Block | None) -> None:
         if block is None:
             drawn.free(event.block)
-            return
-        pieces = pools.pieces(block.address)
-        stretches = joined((page * PAGE_BYTES + at, length) for page, at, length in pieces)
-        drawn.allocate(event.block, stretches)
+        else:
+            pieces = pools.pieces(block.address)
+            drawn.allocate(event.block, ((page * PAGE_BYTES + at, n) for page, at, n in pieces))
 
     return draw
 
@@ -84,8 +84,7 @@ def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any])
         begin = operation.address - address
         end = begin + round_up(operation.size, GRANULE_BYTES)
         if end <= len(pages) * page_bytes:
-            pieces = _pieces(pages, page_bytes, begin, end)
-            result.allocate(operation.address, joined(pieces))
+            result.allocate(operation.address, _pieces(pages, page_bytes, begin, end))
     result.first_allocation = snapshot["stats"]["allocations"] - len(result.placed)
     return result
 

@@ -1,9 +1,9 @@
 """``cudagraph-pool record``: a program's captures, written as traces that ``replay`` takes.
 
-As with ``run`` every process of the program is served through the environment, and the program
-itself stays as it is, on PyTorch's own allocator. What it allocates is in torch's memory history;
-which of it is a capture's is known by marks in there: snapshots, taken when a capture begins and
-when it has ended. The latter also says where the pool's memory lies.
+As with ``run`` every process of the program is served through the environment, on PyTorch's own
+allocator. What it allocates is in torch's memory history; which of it is a capture's is known by
+marks in there: snapshots, taken when a capture begins and when it has ended. The latter also says
+where the pool's memory lies.
 """
 
 from __future__ import annotations
@@ -124,11 +124,9 @@ def traces_of(
     not allocated in a capture is not there. ``history`` has the entries of torch's for each device.
     """
     known = list(captures)
-    pools = [
-        pool
-        for device, entries in enumerate(history)
-        for pool in _pools(entries, {c.number: c for c in known if c.device == device})
-    ]
+    pools: list[_Pool] = []
+    for device, entries in enumerate(history):
+        pools += _pools(entries, {c.number: c for c in known if c.device == device})
     return [pool.document() for pool in pools if any(pool.graphs)]
 
 

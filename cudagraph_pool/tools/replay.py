@@ -14,7 +14,6 @@ from .trace import MAX_LIVE_BYTES, Event, Graph, Order, Trace, minimum_bytes, re
 
 POOL: Final = (0, 1)
 
-
 # Is told what a replay has done, with the block of an allocation, as soon as it is done.
 Watcher = Callable[[Event, _core.Block | None], None]
 
@@ -25,13 +24,9 @@ def replay(
     """Replays a trace into one pool, one capture scope for each graph. Returns what it cost.
 
     The driver only counts: a replay touches no memory, and the core decides the same. Sizes are
-    bytes. What stock reserved is known of the order in which graphs were recorded only, and not of
-    captures that were made up. ``placements`` gets, as JSON lines, the physical bytes of each
-    block, and the seconds are with the time for that.
-
-    Raises:
-        MemoryError: if the driver runs out of pages.
-        RuntimeError: if the core refuses, which is a bug.
+    bytes. ``placements`` gets, as JSON lines, the physical bytes of each block, and the seconds are
+    with the time for that. Raises MemoryError if the driver runs out of pages, RuntimeError if the
+    core refuses, which is a bug.
     """
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
@@ -61,7 +56,7 @@ def new_pools() -> _core.PoolSet:
 
 
 def stock_bytes(trace: Trace, graphs: list[Graph]) -> int | None:
-    """What stock reserved for the trace's graphs in this order, if that is known."""
+    """What stock reserved for them, which is known in the recorded order, and of real captures."""
     return (trace.stock_reserved_bytes or None) if graphs is trace.graphs else None
 
 
@@ -74,9 +69,8 @@ def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> f
     for graph in tqdm(graphs, unit="graph", delay=1, leave=False, disable=None):
         pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
         for event in graph.events:
-            block = None
-            if event.bytes:
-                block = pools.allocate(POOL, event.bytes, event.stream)
+            block = pools.allocate(POOL, event.bytes, event.stream) if event.bytes else None
+            if block:
                 addresses[event.block] = block.address
             else:
                 pools.free(addresses.pop(event.block))

@@ -26,11 +26,7 @@ _DAMAGED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, Valu
 
 
 def read_traces(path: str | os.PathLike[str]) -> list[Trace]:
-    """Reads a trace, or of a snapshot a trace of each graph pool in it.
-
-    Raises:
-        TraceError: The file cannot be read, or is neither.
-    """
+    """Reads a trace, or of a snapshot a trace of each graph pool in it. Raises TraceError."""
     name = os.fspath(path)
     with trace.errors_of(name):
         data = trace.read_bytes(name, MAX_BYTES)
@@ -54,8 +50,6 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(slots=True)
 class _Pool:
-    """A graph pool."""
-
     reserved: int = 0  # what its segments have, in bytes
     live: dict[int, tuple[int, int]] = field(default_factory=dict)  # by address: size and stream
     # Allocations, as an address, a size and a stream. A free has the size 0.
