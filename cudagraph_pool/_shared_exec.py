@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ._adapter import load_adapter
 
 if TYPE_CHECKING:
-    import torch
-
     from . import _torch
 
 # The more there are, the fewer replays switch. With so many even 16 graphs of 2,400 nodes keep to
@@ -55,7 +53,7 @@ def _replace_methods(captured: Any) -> None:
         import torch
 
         # Whoever keeps the template himself may be about to change it, or shares it already.
-        if _all_share and not capture_template(graph):
+        if _all_share and not keep_template(graph):
             graph._shares_on = torch.cuda.current_device()
         _unless_it_fails(graph, begin, *args, **kwargs)
 
@@ -78,34 +76,23 @@ def _unless_it_fails(graph: Any, call: Any, *args: Any, **kwargs: Any) -> None:
         call(graph, *args, **kwargs)
     except BaseException:
         if vars(graph).pop("_shares_on", None) is not None:
-            forget_template(graph, False)
+            keep_template(graph, False)
         raise
 
 
-def capture_template(graph: torch.cuda.CUDAGraph) -> bool:
-    """Lets the capture to come leave its graph as a template, without an executable. Returns what
-    :func:`forget_template` takes, should the capture fail.
+def keep_template(graph: Any, keeps: bool = True) -> bool:
+    """Whether the capture to come leaves its graph as a template, without an executable. Returns
+    what it was before.
     """
-    before: bool = load_adapter().set_keeps_template(graph, True)
-    _tell_python(graph, True)
-    return before
-
-
-def forget_template(graph: torch.cuda.CUDAGraph, before: bool) -> None:
-    """Undoes :func:`capture_template`."""
-    load_adapter().set_keeps_template(graph, before)
-    _tell_python(graph, before)
-
-
-def _tell_python(graph: Any, keeps: bool) -> None:
-    """From torch 2.14 on it is Python that makes the executable at a capture's end."""
-    if hasattr(graph, "_keep_graph"):
+    before: bool = load_adapter().set_keeps_template(graph, keeps)
+    if hasattr(graph, "_keep_graph"):  # from torch 2.14 on it is Python that makes the executable
         graph._keep_graph = keeps
+    return before
 
 
 def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> None:
     """Lets a graph that was captured as a template run by the executables of ``cache``. If that
-    fails the graph is reset. ``before`` is what :func:`capture_template` returned.
+    fails the graph is reset. ``before`` is what :func:`keep_template` returned.
     """
     try:
         captured: type = type(graph)
@@ -113,7 +100,7 @@ def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> Non
         graph._shared_graph = load_adapter().SharedGraph(cache, graph, device)
     except BaseException:
         graph.reset()
-        forget_template(graph, before)
+        keep_template(graph, before)
         raise
     graph._kept_template = before
     graph.__class__ = sharing
@@ -135,8 +122,7 @@ class _SharesExec:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A graph that is made by the class of one that shares does not share, yet."""
-        captured = cls.__bases__[1]
-        return captured(*args, **kwargs)
+        return cls.__bases__[1](*args, **kwargs)
 
     def replay(self) -> None:
         self._shared_graph.run(super().replay)  # type: ignore[misc]
@@ -166,9 +152,8 @@ class _SharesExec:
         self._shared_graph.withdraw()
         del self._shared_graph, self._kept_template
         self.__class__ = type(self).__bases__[1]
-        graph: Any = self
-        graph.reset()
-        forget_template(graph, before)
+        self.reset()
+        keep_template(self, before)
 
 
 @functools.cache

@@ -87,12 +87,7 @@ def _checked(value: int, name: str = "largest") -> int:
 
 
 def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
-    """Sizes, as users list them.
-
-    Raises:
-        ValueError: There are none, or one is no size, or has another number of dimensions than the
-            first.
-    """
+    """Sizes, as users list them. Raises ValueError for what is none, or of other dimensions."""
     try:
         listed = [*map(_size, sizes)]
     except TypeError as error:
