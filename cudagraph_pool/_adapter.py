@@ -1,5 +1,5 @@
 """The adapter: the extension module for the minor release of torch that is here. A wheel has one
-for each release that is supported, a build from source that for the torch that was there.
+for each, a build from source that for the torch that was there.
 """
 
 from __future__ import annotations
@@ -36,11 +36,8 @@ def loaded_adapter() -> Any:
 
 
 def load_adapter() -> Any:
-    """The adapter for the torch that is here. ``from cudagraph_pool import _torch`` is the same.
-
-    Raises:
-        ImportError: torch is missing, has no CUDA, or is of a release that this installation has no
-            adapter for. The message says which command sets it right.
+    """The adapter for the torch that is here, as ``from cudagraph_pool import _torch`` gives it.
+    Raises ImportError, which says what sets it right, where there is none for it.
     """
     global _loaded
     if _loaded is not None:
@@ -73,7 +70,6 @@ def load_adapter() -> Any:
 
 
 def and_the_adapter() -> str:
-    """What is to be installed beside torch."""
     missing = f", then its adapter, which was left out: {_IN_A_CLONE}{_INSTALL}"
     return "" if releases() else missing
 

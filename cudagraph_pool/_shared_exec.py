@@ -1,6 +1,4 @@
-"""Graphs that share executables: those of :class:`cudagraph_pool.graph`, and by
-``enable(shared_exec=True)`` those that any code captures.
-"""
+"""Graphs that share executables: those of ``cgp.graph``, or with ``enable(shared_exec=True)`` all."""
 
 from __future__ import annotations
 
@@ -32,8 +30,8 @@ def all_share() -> bool:
 
 
 def let_all_share(shares: bool) -> None:
-    """From the first time on torch's own methods are replaced, once and for good: others may have
-    replaced them too since. While sharing is off they do what they did.
+    """The first time replaces torch's own methods for good, since others may replace them later.
+    While sharing is off they do what they did.
     """
     global _all_share
     if shares:
@@ -81,9 +79,7 @@ def _unless_it_fails(graph: Any, call: Any, *args: Any, **kwargs: Any) -> None:
 
 
 def keep_template(graph: Any, keeps: bool = True) -> bool:
-    """Whether the capture to come leaves its graph as a template, without an executable. Returns
-    what it was before.
-    """
+    """Whether the next capture leaves a template without an executable; returns what was set."""
     before: bool = load_adapter().set_keeps_template(graph, keeps)
     if hasattr(graph, "_keep_graph"):  # from torch 2.14 on it is Python that makes the executable
         graph._keep_graph = keeps
@@ -91,8 +87,8 @@ def keep_template(graph: Any, keeps: bool = True) -> bool:
 
 
 def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> None:
-    """Lets a graph that was captured as a template run by the executables of ``cache``. If that
-    fails the graph is reset. ``before`` is what :func:`keep_template` returned.
+    """Lets a graph that was captured as a template run by executables of ``cache``, or resets it.
+    ``before`` is what :func:`keep_template` returned.
     """
     try:
         captured: type = type(graph)
@@ -109,8 +105,7 @@ def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> Non
 class _SharesExec:
     """What differs in a :class:`torch.cuda.CUDAGraph` while it shares executables.
 
-    A captured graph becomes one by a change of its class, since it is the caller's object that must
-    replay differently, and becomes what it was when it is reset.
+    The caller's object must replay differently: its class is changed, until it is reset.
     """
 
     # Adds nothing to the layout of an object: else its class could not be changed.
@@ -158,5 +153,4 @@ class _SharesExec:
 
 @functools.cache
 def _sharing(captured: type) -> type:
-    """The class of those objects of ``captured`` that share executables."""
     return type(captured.__name__, (_SharesExec, captured), {"__module__": captured.__module__})

@@ -14,8 +14,8 @@ def format_table(
 ) -> str:
     """Aligns rows of equal length, the first of which is the head.
 
-    Columns that are not of ``left_columns`` hold numbers. rich folds words where the page, or the
-    terminal, is narrower; numbers are never folded.
+    Columns that are not of ``left_columns`` hold numbers, which are never folded. rich folds words
+    where the page, or the terminal, is narrower.
     """
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     sides = ["left" if column in left_columns else "right" for column in range(len(widths))]

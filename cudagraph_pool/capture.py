@@ -189,7 +189,7 @@ class graph:  # noqa: N801
         self._free_generator()
 
     def _free_generator(self) -> None:
-        """In torch 2.11 the device's generator takes a failed capture to be under way, so that
+        """In torch 2.11 the generator takes a failed capture to be under way, so that
         ``torch.randn`` raises. It ends with the next capture: an empty one.
         """
         empty = torch.cuda.CUDAGraph(keep_graph=True)
@@ -217,8 +217,8 @@ class graph:  # noqa: N801
 
 
 class _next_graph(graph):  # noqa: N801
-    """One of several captures in a row, without the waiting and emptying of caches that
-    :class:`torch.cuda.graph` does before each. Requires that ``stream`` is given, and current.
+    """One of several captures in a row, on ``stream``, which is current. It does not wait and empty
+    caches, as :class:`torch.cuda.graph` does before each.
     """
 
     def _current_stream(self) -> torch.cuda.Stream:

@@ -29,9 +29,7 @@ _logger = logging.getLogger(__package__)
 
 
 class _ReplayOrder:
-    """The order of the replays of one pool's graphs, if they are asked to: each overwrites what
-    those before it left, on whatever streams.
-    """
+    """The order of replays of one pool's graphs: each overwrites what those before it left."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # held for as long as it takes to launch one

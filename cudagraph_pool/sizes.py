@@ -57,9 +57,8 @@ def grid(*axes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def rung(size: int, padding: float) -> int:
-    """The least size of the ladder that :func:`padded` climbs, and is not less than ``size``.
-
-    A rung is as far above the one before as ``padding`` allows for a size one above that one.
+    """The least size of the ladder of :func:`padded` that is not less than ``size``. A rung is as
+    far above the one before as ``padding`` allows for a size one above that one.
     """
     if not isinstance(padding, (int, float)):
         raise TypeError(f"padding is {padding!r}, but must be a number: 0.25 adds up to a quarter")

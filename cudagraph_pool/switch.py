@@ -140,7 +140,6 @@ def _log_at_the_end() -> None:
 
 
 def _log_captures(adapter: Any, why: str) -> None:
-    """Logs where captures went."""
     counts = adapter.capture_counts()
     _log(
         "%s: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)",

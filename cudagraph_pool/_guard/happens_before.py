@@ -1,8 +1,7 @@
 """Which launch comes before which: streams, events and waits as vector clocks.
 
 After Lamport, "Time, clocks, and the ordering of events in a distributed system" (1978), and
-Mattern, "Virtual time and global states of distributed systems" (1989). Needs no torch: streams and
-events are what CUDA calls them.
+Mattern, "Virtual time and global states of distributed systems" (1989). Needs no torch.
 """
 
 from __future__ import annotations
@@ -21,9 +20,8 @@ class Launch(NamedTuple):
 
 
 class HappensBefore:
-    """Told of launches and waits as they are made, knows which launches a stream comes after.
-
-    A wait that nobody told of, as a loop that queries an event, orders nothing here.
+    """Told of launches and waits, knows which launches a stream comes after. A wait that nobody
+    told of, as a loop that queries an event, orders nothing here.
     """
 
     def __init__(self) -> None:
@@ -40,7 +38,6 @@ class HappensBefore:
         return Launch(stream, number)
 
     def comes_after(self, stream: int, launch: Launch) -> bool:
-        """Whether what ``stream`` gets next comes after ``launch``."""
         return launch.number <= max(
             self._clock(stream).get(launch.stream, 0), self._host.get(launch.stream, 0)
         )
@@ -59,15 +56,12 @@ class HappensBefore:
         self._events.pop(event, None)
 
     def synchronize_event(self, event: int) -> None:
-        """The host has waited for the event."""
         _advance(self._host, self._events.get(event, {}))
 
     def synchronize_stream(self, stream: int) -> None:
-        """The host has waited for all that the stream had."""
         _advance(self._host, self._clock(stream))
 
     def synchronize_device(self) -> None:
-        """The host has waited for everything."""
         _advance(self._host, self._launches)
 
     def _clock(self, stream: int) -> _Clock:

@@ -1,4 +1,4 @@
-"""What ``cudagraph-pool info`` prints: what is installed, what the machine can do, what is enabled.
+"""``cudagraph-pool info``: what is installed, what the machine can do, what is enabled.
 
 Nothing here imports torch or makes a CUDA context. The driver is asked through ctypes, so that the
 answer is the same whether the adapter could be built or not.
@@ -44,7 +44,6 @@ def info(options: argparse.Namespace) -> int:
 
 
 def lines() -> list[tuple[str, str]]:
-    """The report, as pairs of label and text."""
     driver, gpus = probe_driver()
     torch = torch_found()
     request = os.environ.get(VARIABLE, "")
@@ -63,8 +62,8 @@ def lines() -> list[tuple[str, str]]:
 
 
 def probe_driver(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, dict[str, str]]:
-    """What libcuda says without making a context: its version, or what is wrong with it; and by
-    its label what each GPU is.
+    """What libcuda says without a context: its version, or what is wrong; and by its label each
+    GPU.
     """
     try:
         library = load("libcuda.so.1")

@@ -21,16 +21,12 @@ _WORDS: Final = {**dict.fromkeys(ON, True), **dict.fromkeys(OFF, False)}
 
 
 def options_of_enable() -> list[str]:
-    """The names of what :func:`cudagraph_pool.enable` can be told."""
     return [*inspect.signature(switch.enable).parameters]
 
 
 def parse(request: str) -> dict[str, bool]:
-    """Takes a value of the variable apart: ``1``, or ``NAME=1`` and ``NAME=0`` with commas between.
-    For 1 and 0 it may say ``true``, ``yes``, ``on`` and ``false``, ``no``, ``off``.
-
-    Raises:
-        ValueError: It is no such thing. The message lists the names.
+    """Takes a value of the variable apart: ``1``, or ``NAME=1`` and ``NAME=0`` with commas between,
+    in any of the words for these. Raises ValueError, which lists the names.
     """
     chosen = {}
     names = [*options_of_enable(), REPORT]
@@ -46,16 +42,14 @@ def parse(request: str) -> dict[str, bool]:
 
 
 def unparse(chosen: Mapping[str, bool]) -> str:
-    """The value of the variable that asks for ``chosen``."""
     return ",".join(f"{name}={chosen[name]:d}" for name in chosen) or "1"
 
 
 def enable(request: str, logger: str) -> None:
     """Does what is asked for, once in a process, and leaves one line in the log.
 
-    It never raises. Whoever set the variable may not know all processes that inherit it; in one
-    that cannot be served, for instance since its torch is another one, an error here would be one
-    of ``torch.cuda.init()``, where without the pool the program runs.
+    It never raises: an error would be one of ``torch.cuda.init()``, in processes that merely
+    inherit the variable, and run without the pool.
     """
     level, text = _enable(request)
     logging.getLogger(logger).log(level, "%s=%s: %s", VARIABLE, request, text)

@@ -79,8 +79,8 @@ def serve_all_reduce(logger: str) -> None:
 
 @functools.cache
 def serve_estimate(logger: str) -> None:
-    """Changes a method of vLLM's runner, once in a process; not where vLLM or torch (before 2.14)
-    lacks what this needs.
+    """Changes a method of vLLM's runner, once in a process, where vLLM and torch (2.14) have it
+    all.
     """
     log = logging.getLogger(logger)
     try:
@@ -124,7 +124,7 @@ def serve_estimate(logger: str) -> None:
 
 def more_bytes(nodes: Sequence[int], others: int, shares: bool) -> int:
     """What is yet to come, once graphs of so many ``nodes`` are captured, and up to ``others`` more
-    of the largest. Replays make executables that graphs share: of these none was measured yet.
+    of the largest. Executables that graphs share are made by replays: none was measured yet.
     """
     largest = exec_bytes(max(nodes))
     execs = largest * others

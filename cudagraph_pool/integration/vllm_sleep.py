@@ -20,8 +20,8 @@ _logger = logging.getLogger("vllm.cudagraph_pool")
 class GraphPoolBackend(CuMemBackend):  # type: ignore[misc] # vLLM is not there to be checked
     """Each of vLLM's workers makes one at its first sleep.
 
-    Pools come first both ways, since what they do can be undone, while cumem may have lost the KV
-    cache. If either fails, pools are as they were, and so is cumem if it was a pool that failed.
+    Pools come first both ways: what they do can be undone, while cumem may have lost the KV cache.
+    If either fails, pools are as they were, and so is cumem if it was a pool that failed.
     """
 
     def __init__(self) -> None:

@@ -36,15 +36,14 @@ class Call(NamedTuple):
     key: Hashable  # equal for calls that one graph runs alike
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments with other tensors."""
         rest = iter(tensors)
         args, kwargs = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.args, self.kwargs))
         return args, kwargs
 
 
 class Signature:
-    """What a function takes, and where the parameters and buffers of its module are. It holds the
-    dictionaries of the module's parts, and no tensors: whoever moves weights away frees memory.
+    """What a function takes, and where its module's parameters and buffers are. It holds
+    dictionaries, and no tensors: whoever moves weights away frees memory.
     """
 
     def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
@@ -88,7 +87,6 @@ class Signature:
         return Call(args, kwargs, tensors, self._variant, (self._state, *map(_SHAPE, tensors)))
 
     def _flatten(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], Hashable]:
-        """The tensors of a call, and all else."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
         try:
             others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
@@ -108,8 +106,8 @@ class Signature:
         return ((own, name, x) for own in self._members for name, x in own.items() if x is not None)
 
     def named_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The leaves of a call with their paths, as errors and options name them: inputs['ids'].
-        `*args` gives args[0], args[1], ..., as does a function without a signature.
+        """The leaves of a call with their paths, as errors and options name them: inputs['ids'],
+        args[0].
         """
         names = [p.name for p in self.parameters if p.kind < p.VAR_POSITIONAL]
         rest = next((p.name for p in self.parameters if p.kind is p.VAR_POSITIONAL), "args")

@@ -25,9 +25,9 @@ _FORMATS = torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 
 
 class Input:
-    """A tensor argument of one program, and the buffer that its captures read: each the beginning,
-    since one is read at a time. A larger size makes a larger one; graphs keep the old one. Short
-    padding is copied, from in front of it: who keeps the one, or records its streams, does of both.
+    """A tensor argument, and the buffer that captures read: each the beginning, since one is read
+    at a time. A larger size makes a larger one. Short padding is copied, from in front of it: who
+    keeps the one, or records its streams, does of both.
     """
 
     def __init__(
@@ -199,7 +199,6 @@ def _parameter(path: str) -> str:
 
 
 def _extents(shape: Sequence[int], dims: Dims, size: Size) -> tuple[int, ...]:
-    """A shape at a size."""
     return tuple(size[dims[dim]] if dim in dims else n for dim, n in enumerate(shape))
 
 
@@ -225,8 +224,8 @@ def describe(result: Any, device: torch.device) -> list[Output]:
 
 
 class Cuts:
-    """Which dimensions of the outputs are as large as the call. Found by running the function at
-    sizes that differ along one axis: what merely happens to equal a size does not change with it.
+    """Which dimensions of the outputs are as large as the call: those that change with it, at sizes
+    that differ along one axis.
     """
 
     def __init__(

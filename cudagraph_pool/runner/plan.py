@@ -48,7 +48,6 @@ class Plan:
         return tuple(_Graphed.apply(self, *tensors, *parameters))
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
-        """What the function would return."""
         if self.captured.tree.is_leaf():
             return (*outputs, *self.captured.leaves)[0]
         rest = iter(outputs)

@@ -68,7 +68,6 @@ class Backward:
     def run(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> None:
-        """Leaves the gradients of the inputs and parameters."""
         if not self.places:
             return
         sources = [*inputs, *map(dict.__getitem__, *self.parameters)]
@@ -239,5 +238,4 @@ def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
 
 
 def _address_of(tensor: Tensor) -> int:
-    """The address of the memory that a tensor lies in."""
     return int(tensor.untyped_storage().data_ptr())

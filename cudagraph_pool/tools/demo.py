@@ -1,7 +1,7 @@
 """``cudagraph-pool demo``: what N graphs cost on PyTorch's own allocator, and what on the pool.
 
 With a GPU it captures a gated MLP, and ResNet-50 where there is torchvision. Without one it replays
-captures of the same two that were recorded on a GPU.
+captures of both that were recorded on one.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _PASSES: Final = 10
 
 
 def run(seed: int) -> int:
-    """Runs the demo and returns its exit code: 0, or 1 if an output is wrong. Raises what keeps
-    graphs from being captured.
+    """Returns the exit code: 0, or 1 if an output is wrong. Raises what keeps graphs from being
+    captured.
     """
     for changed in (VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ.pop(changed, None)  # before torch is imported: stock is compared as it comes

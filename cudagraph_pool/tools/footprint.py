@@ -1,7 +1,4 @@
-"""What a model takes eagerly, compiled, and with CUDA graphs.
-
-Each way runs in a process of its own, on the same arguments.
-"""
+"""What a model takes eagerly, compiled, and with CUDA graphs, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ _ROUNDS: Final = 5
 
 
 class Way(NamedTuple):
-    """One way to run a model."""
-
     compile: Mapping[str, Any] | None = None  # arguments of torch.compile, if it is compiled
     ours: bool = False  # whether its graphs are in our pool
 
@@ -108,8 +103,8 @@ def run_python(
 def measure_apart(
     function: str, way: str, train: bool, environment: Mapping[str, str] = os.environ
 ) -> Footprint | str:
-    """What a way took in a process of its own, or what went wrong. It enables the pool itself, or
-    measures without: the environment does not.
+    """What a way took in a process of its own, or what went wrong. Whether the pool is enabled is
+    the way's affair, not the environment's.
     """
     # The package that this process runs, not one that lies in the current folder.
     paths = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]

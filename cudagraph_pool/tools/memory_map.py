@@ -1,7 +1,4 @@
-"""The memory map of a pool: which graph had which of its bytes, and when.
-
-Time is counted in operations: allocations and frees of the pool, in their order.
-"""
+"""The memory map of a pool: which graph had which of its bytes, and when, counted in operations."""
 
 from __future__ import annotations
 
@@ -25,8 +22,6 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class Placed:
-    """Where a block lay."""
-
     born: int  # the operation that allocated it
     stretches: list[Stretch]  # several if it was stitched
     died: int | None = None  # the operation that freed it; None if it lives
@@ -55,7 +50,7 @@ class MemoryMap:
 
 
 def drawing(pools: _core.PoolSet, drawn: MemoryMap) -> Callable[[Event, _core.Block | None], None]:
-    """Draws the map of a replay: a :class:`cudagraph_pool.tools.replay.Watcher`."""
+    """A :class:`cudagraph_pool.tools.replay.Watcher` that draws the map of a replay."""
 
     def draw(event: Event, block: _core.Block | None) -> None:
         if block is None:
@@ -68,9 +63,7 @@ def drawing(pools: _core.PoolSet, drawn: MemoryMap) -> Callable[[Event, _core.Bl
 
 
 def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any]) -> MemoryMap:
-    """The map of a pool of this process, of which the adapter made the snapshot, from what was done
-    in any pools since some moment.
-    """
+    """The map of a pool that the adapter made the snapshot of, by what was done in any pools."""
     page_bytes = snapshot["stats"]["page_bytes"]
     ranges = sorted((entry["address"], entry["pages"]) for entry in snapshot["ranges"])
     begins = [address for address, _ in ranges]

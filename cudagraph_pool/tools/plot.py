@@ -46,8 +46,8 @@ def require_matplotlib() -> None:
 def draw(
     cost: PoolCost, file: str | os.PathLike[str] | IO[bytes], format: str | None = None
 ) -> None:
-    """Draws what a pool costs, how it grew, and where in it everything lay by its map. The file's
-    ending says in which format, unless ``format`` does: png, svg, pdf.
+    """What a pool costs, how it grew, and by its map where everything lay. The file's ending says
+    in which format, unless ``format`` does: png, svg, pdf.
     """
     require_matplotlib()
     from matplotlib import rc_context
@@ -103,8 +103,7 @@ def _draw_growth(panel: Any, cost: PoolCost) -> None:
 
 def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
     """Time to the right, places upwards; each graph has a colour, and what is stitched is hatched.
-
-    The shapes are a picture within the picture: tens of thousands would make a file of many MiB.
+    The shapes are a picture within it: tens of thousands would make a file of many MiB.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable

@@ -29,8 +29,6 @@ _END: Final = "cudagraph_pool: a capture has ended, number"
 
 
 class Capture(NamedTuple):
-    """One that was recorded."""
-
     number: int  # of its marks
     device: int
     pool: tuple[int, int]
@@ -75,10 +73,8 @@ class Recorder:
         self._captures.append(Capture(graph._recorded_as, device, pool, spans, reserved))
 
     def _mark(self, text: str) -> Any:
-        """Leaves a mark in the history; returns all segments.
-
-        Not those of one pool: given a pool's id, torch 2.11 releases one reference too many of both
-        its numbers at each call, and crashes after a few.
+        """Leaves a mark in the history; returns all segments. (Asked for those of one pool, torch
+        2.11 releases one reference too many of its id at each call, and crashes after a few.)
         """
         memory = self._cuda.memory
         before = memory._get_memory_metadata()
@@ -118,10 +114,8 @@ def start(folder: str) -> None:
 def traces_of(
     history: Sequence[Sequence[Mapping[str, Any]]], captures: Iterable[Capture]
 ) -> list[dict[str, Any]]:
-    """A trace of each pool that was captured into, but for what names it.
-
-    A block that is freed between two captures is freed at the start of the second; one that was
-    not allocated in a capture is not there. ``history`` has the entries of torch's for each device.
+    """A trace of each pool that was captured into, but for what names it. What is freed between two
+    captures is freed at the start of the second. ``history`` has torch's entries for each device.
     """
     known = list(captures)
     pools: list[_Pool] = []

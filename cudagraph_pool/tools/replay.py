@@ -61,8 +61,8 @@ def stock_bytes(trace: Trace, graphs: list[Graph]) -> int | None:
 
 
 def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> float:
-    """Makes the calls; returns the time they and the watcher took. Of what takes longer than a
-    second a terminal shows how far it is.
+    """Makes the calls; returns the time they and the watcher took. After a second it shows how far
+    it is.
     """
     addresses: dict[int, int] = {}
     start = time.perf_counter()

@@ -1,6 +1,4 @@
-"""Recorded captures: reads them, and says in which order their graphs are replayed.
-
-docs/trace_format.md says how they are written.
+"""Recorded captures, as docs/trace_format.md has them, and in which order they are replayed.
 
 Traces come from elsewhere, so nothing in them is trusted: whatever does not fit ends in a
 :class:`TraceError` that says which file, where in it, and what is wrong.
@@ -125,16 +123,12 @@ def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
 
 
 def minimum_bytes(graphs: list[Graph]) -> int:
-    """The least that any allocator with stable addresses can reserve for a sequence of graphs: what
-    is live at most, rounded up to a page.
-    """
+    """The least that any allocator with stable addresses can reserve: what lives at most, in pages."""
     return whole_pages(most_live_bytes(event for graph in graphs for event in graph.events))
 
 
 def most_live_bytes(events: Iterable[Event]) -> int:
-    """The largest sum at any moment of the blocks that they allocate, each rounded up to a granule.
-    Frees of others are left out.
-    """
+    """The largest sum at any moment of the blocks that they allocate, in granules."""
     sizes: dict[int, int] = {}
     live = peak = 0
     for event in events:
@@ -169,9 +163,7 @@ def read_bytes(path: str, most: int) -> bytes:
 
 
 def parse_trace(path: str, data: bytes) -> Trace:
-    """The trace that a file holds. Of its JSON no more than the limit is ever held, also of what is
-    compressed. Raises TraceError without the file's name.
-    """
+    """Raises TraceError without the file's name. Of its JSON no more than the limit is ever held."""
     if data.startswith(PICKLED):
         what = "a pickle, as torch.cuda.memory._dump_snapshot() writes it: report reads these"
         raise TraceError("", what)
@@ -202,7 +194,6 @@ _GRAPH: Final[Fields] = {"key": NUMBERS, "stock?": NUMBERS, "events": list}
 
 
 def _trace(path: str, document: object) -> Trace:
-    """Checks a document and makes a :class:`Trace` of it."""
     top = _members(document, _TRACE, "")
     name, documents = top["name"], top["graphs"]
     if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
@@ -273,7 +264,6 @@ _KINDS: Final = {dict: "an object", list: "an array", str: "a string", int: "an 
 
 
 def _members(value: object, fields: Fields, where: str) -> dict[str, Any]:
-    """An object, whose members are checked."""
     parent: dict[str, Any] = _checked(value, dict, where)
     for field, kind in fields.items():
         key = field.removesuffix("?")
