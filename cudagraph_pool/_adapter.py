@@ -1,6 +1,4 @@
-"""The adapter: the extension module for the minor release of torch that is here. A wheel has one
-for each, a build from source that for the torch that was there.
-"""
+"""The adapter: the extension module for the torch that is here. A wheel has one for each release."""
 
 from __future__ import annotations
 
@@ -70,8 +68,7 @@ def load_adapter() -> Any:
 
 
 def and_the_adapter() -> str:
-    missing = f", then its adapter, which was left out: {_IN_A_CLONE}{_INSTALL}"
-    return "" if releases() else missing
+    return "" if releases() else f", then its adapter, which was left out: {_IN_A_CLONE}{_INSTALL}"
 
 
 def _command() -> str:

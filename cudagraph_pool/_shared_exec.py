@@ -30,9 +30,7 @@ def all_share() -> bool:
 
 
 def let_all_share(shares: bool) -> None:
-    """The first time replaces torch's own methods for good, since others may replace them later.
-    While sharing is off they do what they did.
-    """
+    """The first time replaces torch's own methods, for good: others may have replaced them since."""
     global _all_share
     if shares:
         import torch

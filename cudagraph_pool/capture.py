@@ -189,8 +189,8 @@ class graph:  # noqa: N801
         self._free_generator()
 
     def _free_generator(self) -> None:
-        """In torch 2.11 the generator takes a failed capture to be under way, so that
-        ``torch.randn`` raises. It ends with the next capture: an empty one.
+        """Torch 2.11's generator takes a failed capture to be under way until the next, an empty
+        one.
         """
         empty = torch.cuda.CUDAGraph(keep_graph=True)
         stream = torch.cuda.Stream(self._pool.device)  # the capture's may be one that cannot
@@ -217,9 +217,7 @@ class graph:  # noqa: N801
 
 
 class _next_graph(graph):  # noqa: N801
-    """One of several captures in a row, on ``stream``, which is current. It does not wait and empty
-    caches, as :class:`torch.cuda.graph` does before each.
-    """
+    """One of several captures on ``stream``, which is current: without torch's waits before each."""
 
     def _current_stream(self) -> torch.cuda.Stream:
         return self._stream

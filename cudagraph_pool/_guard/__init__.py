@@ -118,9 +118,7 @@ class _Replays:
     def replay(
         self, pool: tuple[int, int], graph: str, stream: int, workspaces: Workspaces
     ) -> None:
-        """Before a launch. Raises RuntimeError if what shares the pool or a workspace may still
-        run.
-        """
+        """Before a launch. Raises RuntimeError if something that shares memory may still run."""
         with self.lock:
             self._check(pool, f"the pool {pool}", "into pools of their own", graph, stream)
             for address, captured_on in workspaces.items():
@@ -171,8 +169,7 @@ def _workspaces(graph: Any) -> Workspaces:
             graph._workspaces = used_by(graph.raw_cuda_graph())
         except RuntimeError:  # captured before, and not kept
             graph._workspaces = {}
-    found: Workspaces = graph._workspaces
-    return found
+    return dict(graph._workspaces)
 
 
 def _noting(end: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:

@@ -6,6 +6,7 @@ Mattern, "Virtual time and global states of distributed systems" (1989). Needs n
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import NamedTuple
 
 # Of each stream the number of launches that are known to be done.
@@ -20,36 +21,33 @@ class Launch(NamedTuple):
 
 
 class HappensBefore:
-    """Told of launches and waits, knows which launches a stream comes after. A wait that nobody
-    told of, as a loop that queries an event, orders nothing here.
-    """
+    """Knows which launches a stream comes after. A loop that queries an event orders nothing here."""
 
     def __init__(self) -> None:
         self._launches: _Clock = {}
-        self._streams: dict[int, _Clock] = {}
+        self._streams: defaultdict[int, _Clock] = defaultdict(dict)
         self._events: dict[int, _Clock] = {}
         self._host: _Clock = {}  # what is done once the host has come so far
 
     def launch(self, stream: int) -> Launch:
         """Something is launched, behind all that the stream has and the host has waited for."""
-        _advance(self._clock(stream), self._host)
+        _advance(self._streams[stream], self._host)
         number = self._launches.get(stream, 0) + 1
-        self._launches[stream] = self._clock(stream)[stream] = number
+        self._launches[stream] = self._streams[stream][stream] = number
         return Launch(stream, number)
 
     def comes_after(self, stream: int, launch: Launch) -> bool:
-        return launch.number <= max(
-            self._clock(stream).get(launch.stream, 0), self._host.get(launch.stream, 0)
-        )
+        clocks = self._streams[stream], self._host
+        return any(launch.number <= clock.get(launch.stream, 0) for clock in clocks)
 
     def record(self, event: int, stream: int) -> None:
         """The event marks what the stream has now."""
-        _advance(self._clock(stream), self._host)
-        self._events[event] = dict(self._clock(stream))
+        _advance(self._streams[stream], self._host)
+        self._events[event] = dict(self._streams[stream])
 
     def wait(self, event: int, stream: int) -> None:
         """What the stream gets next comes after the event."""
-        _advance(self._clock(stream), self._events.get(event, {}))
+        _advance(self._streams[stream], self._events.get(event, {}))
 
     def forget(self, event: int) -> None:
         """The event is gone, and another one may get its name."""
@@ -59,13 +57,10 @@ class HappensBefore:
         _advance(self._host, self._events.get(event, {}))
 
     def synchronize_stream(self, stream: int) -> None:
-        _advance(self._host, self._clock(stream))
+        _advance(self._host, self._streams[stream])
 
     def synchronize_device(self) -> None:
         _advance(self._host, self._launches)
-
-    def _clock(self, stream: int) -> _Clock:
-        return self._streams.setdefault(stream, {})
 
 
 def _advance(clock: _Clock, other: _Clock) -> None:

@@ -1,6 +1,4 @@
-"""Which of cuBLAS's workspaces a graph computes in. Until torch 2.15 each stream of a thread has
-one.
-"""
+"""Which of cuBLAS's workspaces a graph computes in: until torch 2.15 a thread has one a stream."""
 
 from __future__ import annotations
 

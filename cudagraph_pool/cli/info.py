@@ -62,9 +62,7 @@ def lines() -> list[tuple[str, str]]:
 
 
 def probe_driver(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, dict[str, str]]:
-    """What libcuda says without a context: its version, or what is wrong; and by its label each
-    GPU.
-    """
+    """What libcuda says without a context: its version, or what is wrong; by its label each GPU."""
     try:
         library = load("libcuda.so.1")
     except OSError:

@@ -106,9 +106,7 @@ class Signature:
         return ((own, name, x) for own in self._members for name, x in own.items() if x is not None)
 
     def named_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The leaves of a call with their paths, as errors and options name them: inputs['ids'],
-        args[0].
-        """
+        """The leaves of a call with their paths, as errors and options name them: inputs['ids']."""
         names = [p.name for p in self.parameters if p.kind < p.VAR_POSITIONAL]
         rest = next((p.name for p in self.parameters if p.kind is p.VAR_POSITIONAL), "args")
         names += [f"{rest}[{n}]" for n in range(len(args) - len(names))]

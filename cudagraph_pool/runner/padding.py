@@ -224,9 +224,7 @@ def describe(result: Any, device: torch.device) -> list[Output]:
 
 
 class Cuts:
-    """Which dimensions of the outputs are as large as the call: those that change with it, at sizes
-    that differ along one axis.
-    """
+    """Which dimensions of the outputs are as large as the call: those that change with its size."""
 
     def __init__(
         self, outputs_at: Callable[[Size], list[Output]], size: Size, beside: list[list[Size]]

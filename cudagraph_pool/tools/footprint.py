@@ -65,9 +65,7 @@ Found = Mapping[str, "Footprint | str"]
 
 
 def needing_kernels(ways: Sequence[str]) -> list[str]:
-    """One way for each set of kernels: to compile them takes memory too, of the first process that
-    needs them.
-    """
+    """One for each set of kernels: to compile them takes memory of the first that needs them."""
     compiled = [way for way in ways if WAYS[way].compile is not None]
     first = {json.dumps(WAYS[way].compile): way for way in reversed(compiled)}
     return sorted(first.values(), key=compiled.index)
@@ -84,8 +82,8 @@ class WorkerError(Exception):
 def run_python(
     arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
 ) -> Any:
-    """Runs Python with these arguments; returns what it prints as its last line, which is JSON.
-    Raises WorkerError, also if that takes longer than ``seconds``.
+    """Runs Python; returns its last line, which is JSON. Raises WorkerError, also after
+    ``seconds``.
     """
     command = [sys.executable, *arguments]
     try:
@@ -103,9 +101,7 @@ def run_python(
 def measure_apart(
     function: str, way: str, train: bool, environment: Mapping[str, str] = os.environ
 ) -> Footprint | str:
-    """What a way took in a process of its own, or what went wrong. Whether the pool is enabled is
-    the way's affair, not the environment's.
-    """
+    """What a way took in a process of its own, or what went wrong."""
     # The package that this process runs, not one that lies in the current folder.
     paths = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: "0"}

@@ -23,10 +23,9 @@ def replay(
 ) -> dict[str, Any]:
     """Replays a trace into one pool, one capture scope for each graph. Returns what it cost.
 
-    The driver only counts: a replay touches no memory, and the core decides the same. Sizes are
-    bytes. ``placements`` gets, as JSON lines, the physical bytes of each block, and the seconds are
-    with the time for that. Raises MemoryError if the driver runs out of pages, RuntimeError if the
-    core refuses, which is a bug.
+    The driver only counts. Sizes are bytes. ``placements`` gets, as JSON lines, the physical bytes
+    of each block; the seconds are with that. Raises MemoryError if the driver runs out of pages,
+    RuntimeError if the core refuses, which is a bug.
     """
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
@@ -61,9 +60,7 @@ def stock_bytes(trace: Trace, graphs: list[Graph]) -> int | None:
 
 
 def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> float:
-    """Makes the calls; returns the time they and the watcher took. After a second it shows how far
-    it is.
-    """
+    """Makes the calls; returns the time that they and the watcher took."""
     addresses: dict[int, int] = {}
     start = time.perf_counter()
     for graph in tqdm(graphs, unit="graph", delay=1, leave=False, disable=None):

@@ -1,5 +1,4 @@
-"""What a pool of PyTorch's own allocator would reserve for recorded captures, by torch 2.11's
-rules.
+"""What a pool of PyTorch's own allocator would reserve for recorded captures, as in torch 2.11.
 
 A trace does not say which blocks other streams have used, and are held for them, so of captures on
 several streams it is too little.
