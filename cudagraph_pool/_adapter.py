@@ -1,4 +1,4 @@
-"""The adapter: the extension module for the torch that is here. A wheel has one for each release."""
+"""The adapter: the extension module for the torch that is here. A wheel has one a release."""
 
 from __future__ import annotations
 

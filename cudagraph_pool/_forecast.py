@@ -99,11 +99,8 @@ def pool_bytes(stats: Any, largest: Any, sizes: Sequence[Size]) -> int:
     captured = max(sizes, key=cost)
     others = list(sizes)
     others.remove(captured)
-    before, live, most = (
-        largest["live_before_bytes"],
-        stats["allocated_bytes"],
-        largest["peak_bytes"],
-    )
+    before, live = largest["live_before_bytes"], stats["allocated_bytes"]
+    most = largest["peak_bytes"]
     needed, kept = most - before, max(0, live - before)
     for size in others:
         part = math.prod(size) / math.prod(captured)

@@ -1,4 +1,4 @@
-"""Graphs that share executables: those of ``cgp.graph``, or with ``enable(shared_exec=True)`` all."""
+"""Graphs that share executables: of ``cgp.graph``, or with ``enable(shared_exec=True)`` all."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def all_share() -> bool:
 
 
 def let_all_share(shares: bool) -> None:
-    """The first time replaces torch's own methods, for good: others may have replaced them since."""
+    """The first time replaces torch's methods, for good: others may have replaced them since."""
     global _all_share
     if shares:
         import torch

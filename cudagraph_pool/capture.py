@@ -217,7 +217,7 @@ class graph:  # noqa: N801
 
 
 class _next_graph(graph):  # noqa: N801
-    """One of several captures on ``stream``, which is current: without torch's waits before each."""
+    """One of several captures on ``stream``, the current one: without torch's waits before each."""
 
     def _current_stream(self) -> torch.cuda.Stream:
         return self._stream

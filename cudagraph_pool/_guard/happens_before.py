@@ -21,7 +21,7 @@ class Launch(NamedTuple):
 
 
 class HappensBefore:
-    """Knows which launches a stream comes after. A loop that queries an event orders nothing here."""
+    """Knows which launches a stream comes after. A loop that queries an event orders nothing."""
 
     def __init__(self) -> None:
         self._launches: _Clock = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 FAILED = 1
 BAD_INPUT = 2
 
@@ -14,9 +12,3 @@ class CommandError(Exception):
     def __init__(self, message: str, code: int = BAD_INPUT) -> None:
         super().__init__(message)
         self.code = code
-
-
-def refuse(message: str, code: int = BAD_INPUT) -> int:
-    """One line on stderr, whatever the message holds."""
-    print("cudagraph-pool:", " ".join(message.split()), file=sys.stderr)
-    return code

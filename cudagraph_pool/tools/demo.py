@@ -39,7 +39,7 @@ _PASSES: Final = 10
 
 
 def run(seed: int) -> int:
-    """Returns the exit code: 1 if an output is wrong. Raises what keeps graphs from being captured."""
+    """Returns the exit code: 1 if an output is wrong. Raises what keeps it from capturing."""
     for changed in (VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ.pop(changed, None)  # before torch is imported: stock is compared as it comes
     print("Graphs of one model in one pool, one for each batch size, smallest first.\n")

@@ -123,7 +123,7 @@ def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
 
 
 def minimum_bytes(graphs: list[Graph]) -> int:
-    """The least that any allocator with stable addresses can reserve: what lives at most, in pages."""
+    """What any allocator with stable addresses reserves at least: what lives at most, in pages."""
     return whole_pages(most_live_bytes(event for graph in graphs for event in graph.events))
 
 
@@ -163,7 +163,7 @@ def read_bytes(path: str, most: int) -> bytes:
 
 
 def parse_trace(path: str, data: bytes) -> Trace:
-    """Raises TraceError without the file's name. Of its JSON no more than the limit is ever held."""
+    """Raises TraceError without the file's name. Of its JSON no more than the limit is held."""
     if data.startswith(PICKLED):
         what = "a pickle, as torch.cuda.memory._dump_snapshot() writes it: report reads these"
         raise TraceError("", what)
