@@ -95,11 +95,10 @@ def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
         ) from error
     if not listed:
         raise ValueError("sizes is empty: there is nothing to capture")
-    for size in listed:
-        if len(size) != len(listed[0]):
-            raise ValueError(
-                f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
-            )
+    if other := next((size for size in listed if len(size) != len(listed[0])), None):
+        raise ValueError(
+            f"sizes has {listed[0]} and {other}: all must have the same number of dimensions"
+        )
     return listed
 
 
@@ -135,9 +134,9 @@ class Buckets:
             self.listed = sizes_of(sizes)
             self.axes = len(self.listed[0])
         self._by_cost = sorted(self.listed, key=cost)
-        twice = [a for a, b in zip(self._by_cost, self._by_cost[1:], strict=False) if a == b]
-        if twice:
-            raise ValueError(f"sizes has {shown(twice[0])} twice")
+        for size, following in itertools.pairwise(self._by_cost):
+            if size == following:
+                raise ValueError(f"sizes has {shown(size)} twice")
 
     def fit(self, size: Size) -> Size | None:
         """The cheapest bucket that holds ``size``; None if it is larger than all."""

@@ -48,16 +48,20 @@ def lines() -> list[tuple[str, str]]:
     torch = torch_found()
     request = os.environ.get(VARIABLE, "")
     wrong = _problem(request) if asks(request) else None
-    gpus = gpus or {"GPUs": "none: replay and demo run on the host driver"}
+    enabled = f"no: cudagraph_pool.enable() in your program does it, or {VARIABLE}=1 around it"
+    if is_enabled():
+        enabled = "yes"
+    elif asks(request) and wrong is None:
+        enabled = f"no: {VARIABLE} does it in a program, at its first use of CUDA"
     return [
         ("cudagraph_pool", _core.__version__),
         ("Python", sys.version.split()[0]),
         ("built for torch", _built_for(torch)),
         ("torch found", torch or "none"),
         ("driver", ", ".join(filter(None, (driver, kernel_module_version())))),
-        *gpus.items(),
+        *(gpus or {"GPUs": "none: replay and demo run on the host driver"}).items(),
         (VARIABLE, wrong or request or "not set"),
-        ("enabled", _enabled(asks(request) and wrong is None)),
+        ("enabled", enabled),
     ]
 
 
@@ -136,11 +140,3 @@ def _problem(request: str) -> str | None:
     except ValueError as error:
         return str(error)
     return problem(VARIABLE)
-
-
-def _enabled(is_asked_for: bool) -> str:
-    if is_enabled():
-        return "yes"
-    if is_asked_for:
-        return f"no: {VARIABLE} does it in a program, at its first use of CUDA"
-    return f"no: cudagraph_pool.enable() in your program does it, or {VARIABLE}=1 around it"

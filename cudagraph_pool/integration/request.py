@@ -87,12 +87,10 @@ def report_lines(adapter: Any, cuda: Any) -> list[str]:
         "of cudagraph_pool"
     ]
     for device in range(cuda.device_count()):
-        peak = cuda.memory_stats(device).get("reserved_bytes.all.peak", 0)
-        if not peak:
-            continue
-        held, needed = adapter.most_bytes(device)
-        lines.append(
-            f"GPU {device}: reserved {mib(peak)} MiB at most; graph pools took {mib(held)} MiB, of "
-            f"which {mib(needed)} were in use at once"
-        )
+        if peak := cuda.memory_stats(device).get("reserved_bytes.all.peak", 0):
+            held, needed = adapter.most_bytes(device)
+            lines.append(
+                f"GPU {device}: reserved {mib(peak)} MiB at most; graph pools took {mib(held)} "
+                f"MiB, of which {mib(needed)} were in use at once"
+            )
     return lines

@@ -79,7 +79,7 @@ def serve_all_reduce(logger: str) -> None:
 
 @functools.cache
 def serve_estimate(logger: str) -> None:
-    """Changes a method of vLLM's runner, once in a process, if vLLM and torch (2.14) have it all."""
+    """Changes a method of vLLM's runner, once in a process, if vLLM and torch (2.14) have it."""
     log = logging.getLogger(logger)
     try:
         from torch.cuda.graphs import register_graph_capture_end_hook as register
