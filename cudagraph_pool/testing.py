@@ -1,8 +1,8 @@
 """A pytest plugin that runs any suite with the package enabled.
 
 ``pytest -p cudagraph_pool.testing --cudagraph-pool`` says at the end how many CUDA graph captures
-went through its pools and how many through PyTorch's own, and fails if all did. Captures in
-processes that the suite starts are neither redirected nor counted.
+went through its pools and how many through PyTorch's own, and fails if only the latter did some.
+Those in processes that the suite starts are neither redirected nor counted.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def test_what_can_be_trained() -> None:
 def test_a_way_that_fails_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_problem", lambda options: None)
+    monkeypatch.setattr(command, "_check", lambda options: None)
     monkeypatch.setattr(command, "measure_apart", lambda function, way, train: FOUND[way])
     report = tmp_path / "report.json"
     words = ["footprint", "a:b", "--ways"]

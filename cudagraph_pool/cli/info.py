@@ -22,7 +22,8 @@ from .. import _core, is_enabled
 from .._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
 from ..integration.environment import VARIABLE, asks
 from ..integration.request import parse
-from .run import problem
+from .errors import CommandError
+from .run import require
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 # CUdevice_attribute: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -47,11 +48,17 @@ def lines() -> list[tuple[str, str]]:
     driver, gpus = probe_driver()
     torch = torch_found()
     request = os.environ.get(VARIABLE, "")
-    wrong = _problem(request) if asks(request) else None
+    wrong = ""  # why the variable enables nothing
+    try:
+        if asks(request):
+            parse(request)
+            require(VARIABLE)
+    except (ValueError, CommandError) as error:
+        wrong = str(error)
     enabled = f"no: cudagraph_pool.enable() in your program does it, or {VARIABLE}=1 around it"
     if is_enabled():
         enabled = "yes"
-    elif asks(request) and wrong is None:
+    elif asks(request) and not wrong:
         enabled = f"no: {VARIABLE} does it in a program, at its first use of CUDA"
     return [
         ("cudagraph_pool", _core.__version__),
@@ -131,12 +138,3 @@ def _built_for(torch: str | None) -> str:
         return names or f"none: install a CUDA build of torch {SUPPORTED}{and_the_adapter()}"
     has_adapter = ".".join(torch.split(".")[:2]) in releases()
     return names if has_adapter else f"{names or 'none'}: {no_adapter(torch)}"
-
-
-def _problem(request: str) -> str | None:
-    """Why the variable enables nothing."""
-    try:
-        parse(request)
-    except ValueError as error:
-        return str(error)
-    return problem(VARIABLE)

@@ -1,8 +1,7 @@
 """Entry points by which others call this package, to enable it without an edit.
 
-Each does nothing unless ``CUDAGRAPH_POOL`` or ``CUDAGRAPH_POOL_RECORD`` is set. ``import torch``
-imports this module in every process of every program, so that it imports nothing before that is
-known.
+They do nothing unless ``CUDAGRAPH_POOL`` or ``CUDAGRAPH_POOL_RECORD`` is set. ``import torch``
+imports this module in every process, so that it imports nothing before that is known.
 """
 
 import os

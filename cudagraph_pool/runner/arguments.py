@@ -141,8 +141,7 @@ def flatten_with_paths(tree: Any, name: str) -> list[tuple[str, Any]]:
 
 def _node(tree: pytree.TreeSpec) -> Hashable:
     """What a tree and its nodes hold beside leaves."""
-    context = _constant(tree.context, "an argument")
-    return tree.type, context, *map(_node, tree.children())
+    return tree.type, _constant(tree.context, "an argument"), *map(_node, tree.children())
 
 
 def _constant(value: Any, path: str) -> Hashable:

@@ -147,10 +147,9 @@ class Captures:
 
     def stats(self) -> dict[str, int]:
         """Of the pool. It does not ask the device, which a small capture would feel."""
-        return dict(self.pool._adapter.stats(self.device.index, self.pool.id))
+        return dict(self.pool._adapter.stats(*self.pool._key))
 
     def trim(self) -> None:
-        """Gives back what only graphs needed that are gone."""
         self.pool.trim()
 
     def device_bytes(self) -> int:

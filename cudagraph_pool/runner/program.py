@@ -228,12 +228,11 @@ def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
     leaves: dict[int, Tensor] = {}
     waiting, seen = [torch.autograd.graph.get_gradient_edge(output).node], {None}
     while waiting:
-        if (node := waiting.pop()) in seen:
-            continue
-        seen.add(node)
-        if type(node).__name__ == "AccumulateGrad":
-            leaves[id(node.variable)] = node.variable
-        waiting += [following for following, _ in node.next_functions]
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            if type(node).__name__ == "AccumulateGrad":
+                leaves[id(node.variable)] = node.variable
+            waiting += [following for following, _ in node.next_functions]
     return leaves
 
 

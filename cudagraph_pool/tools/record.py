@@ -64,11 +64,8 @@ class Recorder:
 
     def _note(self, graph: Any, segments: Iterable[Mapping[str, Any]]) -> None:
         pool, device = tuple(graph.pool()), self._cuda.current_device()
-        spans = [
-            (segment["address"], segment["address"] + segment["total_size"])
-            for segment in segments
-            if tuple(segment["segment_pool_id"]) == pool and segment["device"] == device
-        ]
+        own = [s for s in segments if (tuple(s["segment_pool_id"]), s["device"]) == (pool, device)]
+        spans = [(s["address"], s["address"] + s["total_size"]) for s in own]
         reserved = 0 if is_enabled() else sum(end - begin for begin, end in spans)
         self._captures.append(Capture(graph._recorded_as, device, pool, spans, reserved))
 
@@ -164,9 +161,8 @@ def _pools(entries: Iterable[Mapping[str, Any]], known: Mapping[int, Capture]) -
             continue
         address, size = operation_of(entry) or (0, 0)
         if size:
-            under_way = ((c, pool) for pool in pools.values() for c in pool.open.values())
-            owner = next((pool for capture, pool in under_way if capture.holds(address)), None)
-            if owner is not None:
+            holding = (p for p in pools.values() if any(c.holds(address) for c in p.open.values()))
+            if owner := next(holding, None):
                 block, stream = next(blocks), streams.setdefault(entry["stream"], len(streams))
                 owner.graphs[-1].append(Event(block, size, stream))
                 live[address] = owner, block

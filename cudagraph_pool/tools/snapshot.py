@@ -1,8 +1,8 @@
 """Reads what ``torch.cuda.memory._dump_snapshot()`` has written, which a user may have already.
 
-It has the segments of every graph pool, and the memory history if that was recorded, but not where
-captures began and ended: all that happened in a pool stands for one graph. As of traces, nothing in
-it is trusted: of a pickle only plain values are read.
+It has the segments of graph pools, and the memory history if that was recorded. Where captures
+began it does not say: all that happened in a pool stands for one graph. As of traces, nothing in it
+is trusted: of a pickle only plain values are read.
 """
 
 from __future__ import annotations
