@@ -71,33 +71,6 @@ def needing_kernels(ways: Sequence[str]) -> list[str]:
     return sorted(first.values(), key=compiled.index)
 
 
-class WorkerError(Exception):
-    """A process failed; ``stderr`` is all that it printed there."""
-
-    def __init__(self, message: str, stderr: str = "") -> None:
-        super().__init__(message)
-        self.stderr = stderr
-
-
-def run_python(
-    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
-) -> Any:
-    """Runs Python; returns its last line, which is JSON. Raises WorkerError, also after
-    ``seconds``.
-    """
-    command = [sys.executable, *arguments]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=seconds)
-    except subprocess.TimeoutExpired as late:
-        said = (late.stderr or b"").decode(errors="replace")
-        raise WorkerError(f"no answer in {seconds} s", said) from None
-    lines, said = done.stdout.splitlines(), done.stderr.decode(errors="replace")
-    if done.returncode or not lines:
-        last = said.strip().rpartition("\n")[2]
-        raise WorkerError(f"the process ended with code {done.returncode}: {last}", said)
-    return json.loads(lines[-1])
-
-
 def measure_apart(
     function: str, way: str, train: bool, environment: Mapping[str, str] = os.environ
 ) -> Footprint | str:
@@ -105,11 +78,13 @@ def measure_apart(
     # The package that this process runs, not one that lies in the current folder.
     paths = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: "0"}
-    try:
-        answer = run_python(["-P", "-m", __name__, function, way, *["train"] * train], environment)
-    except WorkerError as error:
-        return str(error)
-    return Footprint(**answer)
+    command = [sys.executable, "-P", "-m", __name__, function, way, *["train"] * train]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"the process ended with code {done.returncode}: {last}"
+    return Footprint(**json.loads(lines[-1]))
 
 
 def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
