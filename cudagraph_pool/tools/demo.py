@@ -144,10 +144,8 @@ def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, 
     where those of stock's graph do not, stock's.
     """
     equal = ours.count(None)
-    like_stock = sum(
-        own is not None and other is not None and own.equal(other)
-        for own, other in zip(ours, stock, strict=True)
-    )
+    pairs = zip(ours, stock, strict=True)
+    like_stock = sum(x is not None and y is not None and x.equal(y) for x, y in pairs)
     wrong = len(ours) - equal - like_stock
     parts = [f"outputs of {equal} of {len(ours)} graphs equal eager's bit for bit"]
     parts += [f"{like_stock} equal those of PyTorch's graphs, which differ"] * bool(like_stock)
@@ -167,20 +165,17 @@ def _measure(work: _Work, is_ours: bool, seed: int) -> _Measured:
 
         def capture() -> tuple[Any, list[torch.cuda.CUDAGraph]]:
             pool: Any = GraphPool() if is_ours else torch.cuda.graph_pool_handle()
-            graphs = []
-            for size, output in zip(work.sizes, outputs, strict=True):
-                graphs.append(torch.cuda.CUDAGraph())
-                with torch.cuda.graph(graphs[-1], pool=pool.id if is_ours else pool, stream=stream):
+            graphs = [torch.cuda.CUDAGraph() for _ in outputs]
+            for size, output, graph in zip(work.sizes, outputs, graphs, strict=True):
+                with torch.cuda.graph(graph, pool=pool.id if is_ours else pool, stream=stream):
                     output.copy_(work.model(work.input(size)))
             return pool, graphs
 
         start = time.perf_counter()
         pool, graphs = capture()
         seconds = time.perf_counter() - start, replay_seconds(graphs, _PASSES)
-        differing = [
-            _differing(work, size, graph, output, seed)
-            for size, graph, output in zip(work.sizes, graphs, outputs, strict=True)
-        ]
+        each = zip(work.sizes, graphs, outputs, strict=True)
+        differing = [_differing(work, *captured, seed) for captured in each]
         if is_ours:
             (found,) = (one for one in stats()["pools"] if one["id"] == pool.id)
             return _Measured(of_pool(found, None), *seconds, differing)
