@@ -1,7 +1,5 @@
 """The adapter: the extension module for the torch that is here. A wheel has one a release."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 import shlex

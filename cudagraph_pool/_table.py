@@ -1,7 +1,5 @@
 """Tables on a terminal: by rich where that is installed, else plain."""
 
-from __future__ import annotations
-
 import io
 import shutil
 from collections.abc import Collection, Sequence

@@ -4,8 +4,6 @@ After Lamport, "Time, clocks, and the ordering of events in a distributed system
 Mattern, "Virtual time and global states of distributed systems" (1989). Needs no torch.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Which of cuBLAS's workspaces a graph computes in: until torch 2.15 a thread has one a stream."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """How a command ends that cannot do what it was asked for: by an exit code and one line."""
 
-from __future__ import annotations
-
 FAILED = 1
 BAD_INPUT = 2
 

@@ -1,7 +1,5 @@
 """``cudagraph-pool footprint``: what a model takes eager, compiled, and with CUDA graphs."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json

@@ -4,8 +4,6 @@ Nothing here imports torch or makes a CUDA context. The driver is asked through 
 answer is the same whether the adapter could be built or not.
 """
 
-from __future__ import annotations
-
 import argparse
 import ctypes
 import os

@@ -4,8 +4,6 @@ Exit codes: 0 done, 1 a replay or a measurement failed, 2 wrong arguments or a f
 used, 130 stopped from the keyboard.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

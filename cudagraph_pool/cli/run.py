@@ -4,8 +4,6 @@ It runs as with ``python PROGRAM``: arguments, ``sys.path``, ``__main__``, exit 
 and all that it starts inherit an environment variable, which tells each process what to do.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

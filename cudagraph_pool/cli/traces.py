@@ -1,7 +1,5 @@
 """``cudagraph-pool replay``, ``report`` and ``plot``: what recorded captures cost."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """What ``CUDAGRAPH_POOL`` may ask for, and doing it at the first use of CUDA."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

@@ -5,8 +5,6 @@
 that it has none of this tag, or is not there at all: its adapter is, always.
 """
 
-from __future__ import annotations
-
 import functools
 import logging
 from typing import Final

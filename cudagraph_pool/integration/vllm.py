@@ -13,8 +13,6 @@ a pool of ours the others need no memory but their executables, which are foreca
 nodes.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging

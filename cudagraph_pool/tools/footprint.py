@@ -1,7 +1,5 @@
 """What a model takes eagerly, compiled, and with CUDA graphs, each in a process of its own."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

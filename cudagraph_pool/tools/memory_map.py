@@ -1,7 +1,5 @@
 """The memory map of a pool: which graph had which of its bytes, and when, counted in operations."""
 
-from __future__ import annotations
-
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Pictures of a pool's memory, by matplotlib."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import os

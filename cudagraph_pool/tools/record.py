@@ -6,8 +6,6 @@ marks in there: snapshots, taken when a capture begins and when it has ended. Th
 where the pool's memory lies.
 """
 
-from __future__ import annotations
-
 import functools
 import gzip
 import itertools

@@ -1,7 +1,5 @@
 """Replays recorded captures through the real core, on the host driver."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -5,8 +5,6 @@ began it does not say: all that happened in a pool stands for one graph. As of t
 is trusted: of a pickle only plain values are read.
 """
 
-from __future__ import annotations
-
 import bisect
 import io
 import os

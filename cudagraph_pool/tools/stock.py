@@ -4,8 +4,6 @@ A trace does not say which blocks other streams have used, and are held for them
 several streams it is too little.
 """
 
-from __future__ import annotations
-
 import bisect
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
