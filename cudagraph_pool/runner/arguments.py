@@ -25,8 +25,6 @@ CONSTANTS = (
 
 
 class Call(NamedTuple):
-    """The arguments of one call."""
-
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: Sequence[Tensor]  # in the order of torch.utils._pytree

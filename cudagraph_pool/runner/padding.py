@@ -201,8 +201,6 @@ def _extents(shape: Sequence[int], dims: Dims, size: Size) -> tuple[int, ...]:
 
 
 class Output(NamedTuple):
-    """One leaf of what a function returned."""
-
     path: str  # output['logits']
     shape: tuple[int, ...]
     constant: str  # empty for a tensor

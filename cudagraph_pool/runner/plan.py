@@ -92,8 +92,6 @@ class Plan:
 
 
 class _Graphed(torch.autograd.Function):  # type: ignore[misc]
-    """A call whose backward pass is a graph too."""
-
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)

@@ -1,10 +1,8 @@
 """What a pool costs, of a running program or of a recorded one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from .._table import mib
 from .memory_map import MemoryMap, drawing
@@ -23,7 +21,7 @@ class GraphCost:
     numbers: range  # of its allocations in the pool
 
     @classmethod
-    def of(cls, name: object, took: Mapping[str, int]) -> GraphCost:
+    def of(cls, name: object, took: Mapping[str, int]) -> Self:
         """Of what the core or the adapter says that a capture took."""
         needed, first = took["peak_bytes"] - took["live_before_bytes"], took["first_allocation"]
         numbers = range(first, first + took["allocations"])
@@ -108,7 +106,7 @@ def of_trace(
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
     drawn = MemoryMap() if maps else None
-    run(pools, graphs, None if drawn is None else drawing(pools, drawn))
+    run(pools, graphs, drawing(pools, drawn) if drawn else None)
     costs = []
     for number, (graph, took) in enumerate(zip(graphs, pools.captures(POOL), strict=True), 1):
         # ``record`` does not know what was captured, and writes bytes there.

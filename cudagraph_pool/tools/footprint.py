@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from .._table import format_table, mib
 from ..integration.environment import VARIABLE
+from ..switch import enable
 from .plot import STYLE
 
 _MIB: Final = 1 << 20
@@ -90,8 +91,6 @@ def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
     import torch
 
     if way.ours:
-        from cudagraph_pool import enable
-
         enable()
     torch.cuda.synchronize()  # from here on there is a context
     before = _used()
