@@ -90,7 +90,10 @@ def parser() -> argparse.ArgumentParser:
     what = "a program with the pool enabled, unedited"
     run.add_options(add(run.run, what, "run --report serve.py --port 8000"))
     what = "a program's captures, written as traces"
-    run.add_record_options(add(run.record, what, "record -o traces train.py"))
+    record = add(run.record, what, "record -o traces train.py")
+    folder = "folder to write traces to (default: the current one)"
+    record.add_argument("-o", "--output", metavar="FOLDER", default=".", help=folder)
+    run.add_program(record, "[-o FOLDER]")
     what = "what recorded captures cost, and what the pool saves"
     report = add(traces.report, what, "report --html report.html traces/*")
     report.add_argument("--json", action="store_true", help="print one JSON object instead")

@@ -34,16 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         add(words, action=argparse.BooleanOptionalAction, default=default, help=what)
     report = "each process that used CUDA says at its end what it captured and what that took"
     add(f"--{REPORT}", action="store_true", default=default, help=report)
-    _add_program(parser, "[options]")
+    add_program(parser, "[options]")
 
 
-def add_record_options(parser: argparse.ArgumentParser) -> None:
-    folder = "folder to write traces to (default: the current one)"
-    parser.add_argument("-o", "--output", metavar="FOLDER", default=".", help=folder)
-    _add_program(parser, "[-o FOLDER]")
-
-
-def _add_program(parser: argparse.ArgumentParser, options: str) -> None:
+def add_program(parser: argparse.ArgumentParser, options: str) -> None:
     parser.usage = f"%(prog)s {options} PROGRAM ...\n       %(prog)s {options} -m MODULE ..."
     parser.add_argument("-m", action="store_true", dest="module", help="the program is a module")
     what = "and its arguments"

@@ -67,12 +67,7 @@ class _Work(NamedTuple):
 
     name: str
     model: Callable[[Tensor], Tensor]
-    given: Tensor  # the input of the largest size; the others are its first rows
-    sizes: Sequence[int]
-    step: int  # rows that belong to one size
-
-    def input(self, size: int) -> Tensor:
-        return self.given[: size * self.step]
+    inputs: Sequence[Tensor]  # of each size: the first rows of that of the largest
 
 
 class _Measured(NamedTuple):
@@ -89,13 +84,14 @@ def _works() -> Iterator[_Work]:
 
     torch.manual_seed(0)
     with torch.device("cuda"):
-        given = torch.empty(2048, 4096, dtype=torch.bfloat16)
-        yield _Work("gated MLP", _gated_mlp(), given, range(1, 129), 16)
+        rows = torch.empty(2048, 4096, dtype=torch.bfloat16)
+        yield _Work("gated MLP", _gated_mlp(), [rows[: 16 * n] for n in range(1, 129)])
         if importlib.util.find_spec("torchvision") is not None:
             from torchvision.models import resnet50
 
             images = torch.empty(64, 3, 224, 224, dtype=torch.float16)
-            yield _Work("ResNet-50", resnet50().half().eval(), images, range(1, 65), 1)
+            model = resnet50().half().eval()
+            yield _Work("ResNet-50", model, [images[:n] for n in range(1, 65)])
 
 
 def _gated_mlp(
@@ -160,22 +156,22 @@ def _measure(work: _Work, is_ours: bool, seed: int) -> _Measured:
     with torch.no_grad():
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):  # libraries load what they need at their first use
-            outputs = [work.model(work.input(size)).clone() for size in reversed(work.sizes)][::-1]
+            outputs = [work.model(x).clone() for x in reversed(work.inputs)][::-1]
         torch.cuda.synchronize()
 
         def capture() -> tuple[Any, list[torch.cuda.CUDAGraph]]:
             pool: Any = GraphPool() if is_ours else torch.cuda.graph_pool_handle()
             graphs = [torch.cuda.CUDAGraph() for _ in outputs]
-            for size, output, graph in zip(work.sizes, outputs, graphs, strict=True):
+            for x, output, graph in zip(work.inputs, outputs, graphs, strict=True):
                 with torch.cuda.graph(graph, pool=pool.id if is_ours else pool, stream=stream):
-                    output.copy_(work.model(work.input(size)))
+                    output.copy_(work.model(x))
             return pool, graphs
 
         start = time.perf_counter()
         pool, graphs = capture()
         seconds = time.perf_counter() - start, replay_seconds(graphs, _PASSES)
-        each = zip(work.sizes, graphs, outputs, strict=True)
-        differing = [_differing(work, *captured, seed) for captured in each]
+        each = zip(work.inputs, graphs, outputs, strict=True)
+        differing = [_differing(work.model, *captured, seed) for captured in each]
         if is_ours:
             (found,) = (one for one in stats()["pools"] if one["id"] == pool.id)
             return _Measured(of_pool(found, None), *seconds, differing)
@@ -206,15 +202,12 @@ def replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph], passes: int) -> float
     return float(start.elapsed_time(end)) * 1e-3 / passes
 
 
-def _differing(
-    work: _Work, size: int, graph: torch.cuda.CUDAGraph, output: Tensor, seed: int
-) -> Tensor | None:
+def _differing(model: Any, x: Tensor, graph: Any, output: Tensor, seed: int) -> Tensor | None:
     """The bits of what a graph computes of fresh inputs, if they are not those of eager work."""
     import torch
 
-    torch.manual_seed(seed * 1_000_003 + size)
-    work.input(size).normal_()
-    expected = work.model(work.input(size)).clone()
+    torch.manual_seed(seed * 1_000_003 + len(x))
+    expected = model(x.normal_()).clone()
     output.fill_(-77)  # a graph that does nothing is found out
     graph.replay()
     torch.cuda.synchronize()
