@@ -1,4 +1,4 @@
-"""The adapter: the extension module for the torch that is here. A wheel has one a release."""
+"""The adapter: the extension module for the torch that is here. Wheels have one for each."""
 
 import pkgutil
 import re

@@ -425,7 +425,7 @@ def _cuda_device(device: torch.device | str | int | None) -> torch.device:
     if isinstance(device, int):
         index = device
     else:
-        found = torch.device(device or "cuda")
+        found = torch.device("cuda" if device is None else device)
         if found.type != "cuda":
             raise ValueError(f"a GraphPool needs a CUDA device, not {str(found)!r}")
         index = torch.cuda.current_device() if found.index is None else found.index

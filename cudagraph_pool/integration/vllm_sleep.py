@@ -39,7 +39,7 @@ class GraphPoolBackend(CuMemBackend):  # type: ignore[misc] # vLLM is not there 
         _logger.info("graph pools gave back %s MiB", mib(given))
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """Pools leave their memory to an update of the weights, and wake with the last tag."""
+        """Pools wake with the last tag: vLLM replays nothing before, and weights have the room."""
         away = set() if tags is None else self._away.difference(tags)
         wakes = bool(self._away) and not away
         try:
