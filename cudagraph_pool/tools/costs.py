@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from .._table import mib
-from .memory_map import MemoryMap, drawing
+from .memory_map import MemoryMap
 from .replay import POOL, new_pools, run, stock_bytes
 from .stock import growth, primed_bytes
 from .trace import Order, Trace, minimum_bytes, most_live_bytes, replay_sequence, whole_pages
@@ -106,7 +106,11 @@ def of_trace(
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
     drawn = MemoryMap() if maps else None
-    run(pools, graphs, drawing(pools, drawn) if drawn else None)
+    for event, block in run(pools, graphs):
+        if drawn and block:
+            drawn.allocate(event.block, pools.pieces(block.address))
+        elif drawn:
+            drawn.free(event.block)
     costs = []
     for number, (graph, took) in enumerate(zip(graphs, pools.captures(POOL), strict=True), 1):
         # ``record`` does not know what was captured, and writes bytes there.

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
 from tqdm import tqdm
@@ -11,9 +11,6 @@ from .. import _core
 from .trace import MAX_LIVE_BYTES, Event, Graph, Order, Trace, minimum_bytes, replay_sequence
 
 POOL: Final = (0, 1)
-
-# Is told what a replay has done, with the block of an allocation, as soon as it is done.
-Watcher = Callable[[Event, _core.Block | None], None]
 
 
 def replay(
@@ -26,11 +23,16 @@ def replay(
     RuntimeError if the core refuses, which is a bug.
     """
     graphs = replay_sequence(trace, order, seed)
-    pools = new_pools()
-    seconds = run(pools, graphs, _writing(pools, placements) if placements else None)
+    pools, pages = new_pools(), 0
+    start = time.perf_counter()
+    for event, block in run(pools, graphs):
+        if placements:
+            placements.writelines(_lines(pools, event, block, pages))
+            pages = pools.stats(POOL).pages
+    seconds = time.perf_counter() - start
     stats = pools.stats(POOL)
     if placements:
-        _write(placements, {"op": "end", "reserved_bytes": stats.reserved_bytes})
+        placements.write(f'{{"op": "end", "reserved_bytes": {stats.reserved_bytes}}}\n')
     minimum = minimum_bytes(graphs)
     return {
         "name": trace.name,
@@ -57,42 +59,31 @@ def stock_bytes(trace: Trace, graphs: list[Graph]) -> int | None:
     return (trace.stock_reserved_bytes or None) if graphs is trace.graphs else None
 
 
-def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> float:
-    """Makes the calls; returns the time that they and the watcher took."""
+def run(pools: _core.PoolSet, graphs: list[Graph]) -> Iterator[tuple[Event, _core.Block | None]]:
+    """Makes the calls, and yields each, with the block of an allocation, when it is made."""
     addresses: dict[int, int] = {}
-    start = time.perf_counter()
     for graph in tqdm(graphs, unit="graph", delay=1, leave=False, disable=None):
         pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
         for event in graph.events:
-            block = pools.allocate(POOL, event.bytes, event.stream) if event.bytes else None
-            if block:
+            block = None
+            if event.bytes:
+                block = pools.allocate(POOL, event.bytes, event.stream)
                 addresses[event.block] = block.address
             else:
                 pools.free(addresses.pop(event.block))
-            if watcher:
-                watcher(event, block)
+            yield event, block
         pools.end_scope(POOL)
-    return time.perf_counter() - start
 
 
-def _writing(pools: _core.PoolSet, file: TextIO) -> Watcher:
-    """Writes what the core decided, for an outside validator."""
-    pages = 0
-
-    def write(event: Event, block: _core.Block | None) -> None:
-        nonlocal pages
-        if block is None:
-            _write(file, {"op": "free", "id": event.block})
-            return
+def _lines(
+    pools: _core.PoolSet, event: Event, block: _core.Block | None, pages: int
+) -> Iterator[str]:
+    """What the core decided, for an outside validator that has been told of so many pages."""
+    lines: list[dict[str, Any]] = [{"op": "free", "id": event.block}]
+    if block is not None:
         stats = pools.stats(POOL)
-        for page in range(pages, stats.pages):  # numbered in the order in which they are made
-            _write(file, {"op": "page", "page": page, "bytes": stats.page_bytes})
-        pages = stats.pages
+        made = range(pages, stats.pages)  # numbered in the order in which they are made
+        lines = [{"op": "page", "page": page, "bytes": stats.page_bytes} for page in made]
         place = {"va": block.address, "pages": pools.pieces(block.address)}
-        _write(file, {"op": "alloc", "id": event.block, "bytes": block.bytes, **place})
-
-    return write
-
-
-def _write(file: TextIO, line: dict[str, object]) -> None:
-    file.write(json.dumps(line) + "\n")
+        lines += [{"op": "alloc", "id": event.block, "bytes": block.bytes, **place}]
+    return (json.dumps(line) + "\n" for line in lines)
