@@ -111,7 +111,7 @@ class graph:  # noqa: N801
                 "a capture is under way on the current stream; captures do not nest: "
                 "end that one first"
             )
-        before = self._current_stream()
+        self._before = self._current_stream()
         if self._shared_exec:
             self._execs = self._pool._exec_cache()
             self._kept_template = _shared_exec.keep_template(self._graph)
@@ -120,9 +120,8 @@ class graph:  # noqa: N801
             self._held = self._hold_workspaces()
             self._context.__enter__()
         except BaseException:
-            self._clean_up(before)
+            self._clean_up(self._before)
             raise
-        self._before = before
 
     def __exit__(
         self,

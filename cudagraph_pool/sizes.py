@@ -159,9 +159,8 @@ class Buckets:
         """
         found: list[list[Size]] = []
         for axis, extent in enumerate(size):
-            before, behind = size[:axis], size[axis + 1 :]
-            others = [s for s in self.listed if s != size]
-            beside = [s for s in others if (s[:axis], s[axis + 1 :]) == (before, behind)]
+            before, behind = rest = size[:axis], size[axis + 1 :]
+            beside = [s for s in self.listed if s != size and (s[:axis], s[axis + 1 :]) == rest]
             least = 1 if extent > 1 else 2
             smallest, half = ((*before, n, *behind) for n in (least, extent // 2 or 2))
             is_padded = not self.listed or any(s[axis] > 1 for s in self.listed)

@@ -191,6 +191,37 @@ _TRACE: Final[Fields] = {"name": str, "torch?": str, "gpu?": str, "stock": dict,
 _GRAPH: Final[Fields] = {"key": NUMBERS, "stock?": NUMBERS, "events": list}
 
 
+def _trace(path: str, document: object) -> Trace:
+    top = _members(document, _TRACE, "")
+    name, documents = top["name"], top["graphs"]
+    if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+        raise TraceError("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
+    reserved = _members(top["stock"], {"reserved": NUMBERS}, "stock")["reserved"]
+    if not 0 < len(documents) <= MAX_GRAPHS:
+        what = f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
+        raise TraceError("graphs", what)
+    blocks = _Blocks()
+    graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
+    if not blocks.sizes:
+        raise TraceError("graphs", "no graph allocates anything: there is nothing to replay")
+    source = ", ".join(top[key] for key in ("torch", "gpu") if key in top)
+    return Trace(path, name, reserved, graphs, source=source)
+
+
+def _graph(document: object, where: str, blocks: "_Blocks") -> Graph:
+    graph = _members(document, _GRAPH, where)
+    blocks.events += len(graph["events"])
+    if blocks.events > MAX_EVENTS:
+        raise TraceError(f"{where}.events", f"more than {MAX_EVENTS} events in one trace")
+    events = []
+    for number, event in enumerate(graph["events"]):
+        try:
+            events.append(blocks.read(event))
+        except TraceError as error:
+            raise TraceError(f"{where}.events[{number}]", error.what) from None
+    return Graph(graph["key"], events, graph.get("stock"))
+
+
 class _Blocks:
     """What was allocated so far, as the events are read."""
 
@@ -225,37 +256,6 @@ class _Blocks:
                 why = "freed a second time" if block in self.sizes else "freed, but never allocated"
                 raise TraceError("", f"block {block} is {why}")
         raise TraceError("", f"must be [1, id, bytes, stream] or [-1, id], is {short(event)}")
-
-
-def _trace(path: str, document: object) -> Trace:
-    top = _members(document, _TRACE, "")
-    name, documents = top["name"], top["graphs"]
-    if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-        raise TraceError("name", f"must be 1 to {MAX_NAME_CHARACTERS} printable characters")
-    reserved = _members(top["stock"], {"reserved": NUMBERS}, "stock")["reserved"]
-    if not 0 < len(documents) <= MAX_GRAPHS:
-        what = f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
-        raise TraceError("graphs", what)
-    blocks = _Blocks()
-    graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
-    if not blocks.sizes:
-        raise TraceError("graphs", "no graph allocates anything: there is nothing to replay")
-    source = ", ".join(top[key] for key in ("torch", "gpu") if key in top)
-    return Trace(path, name, reserved, graphs, source=source)
-
-
-def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
-    graph = _members(document, _GRAPH, where)
-    blocks.events += len(graph["events"])
-    if blocks.events > MAX_EVENTS:
-        raise TraceError(f"{where}.events", f"more than {MAX_EVENTS} events in one trace")
-    events = []
-    for number, event in enumerate(graph["events"]):
-        try:
-            events.append(blocks.read(event))
-        except TraceError as error:
-            raise TraceError(f"{where}.events[{number}]", error.what) from None
-    return Graph(graph["key"], events, graph.get("stock"))
 
 
 _KINDS: Final = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
