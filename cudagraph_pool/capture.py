@@ -188,7 +188,7 @@ class graph:  # noqa: N801
         self._free_generator()
 
     def _free_generator(self) -> None:
-        """Torch 2.11's generator takes a failed capture to be under way until the next: an empty."""
+        """In torch 2.11 the generator takes a failed capture to be under way until the next one."""
         empty = torch.cuda.CUDAGraph(keep_graph=True)
         stream = torch.cuda.Stream(self._pool.device)  # the capture's may be one that cannot
         # This may fail as the capture did; the caller is told the first error.

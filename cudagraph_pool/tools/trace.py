@@ -139,12 +139,12 @@ def most_live_bytes(events: Iterable[Event]) -> int:
     return peak
 
 
-def round_up(value: int, unit: int) -> int:
-    return -(-value // unit) * unit
-
-
 def whole_pages(size: int) -> int:
     return round_up(size, PAGE_BYTES)
+
+
+def round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
 
 
 def read_bytes(path: str, most: int) -> bytes:
