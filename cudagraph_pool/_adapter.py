@@ -32,9 +32,7 @@ def loaded_adapter() -> Any:
 
 
 def load_adapter() -> Any:
-    """The adapter for the torch that is here, as ``from cudagraph_pool import _torch`` gives it.
-    Raises ImportError, which says what sets it right, where there is none for it.
-    """
+    """The adapter for the torch that is here. Raises ImportError, which says what sets it right."""
     global _loaded
     if _loaded is not None:
         return _loaded

@@ -85,9 +85,7 @@ def keep_template(graph: Any, keeps: bool = True) -> bool:
 
 
 def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> None:
-    """Lets a graph that was captured as a template run by executables of ``cache``, or resets it.
-    ``before`` is what :func:`keep_template` returned.
-    """
+    """Lets a captured template run by executables of ``cache``; ``before`` is as it was kept."""
     try:
         captured: type = type(graph)
         sharing = _sharing(captured)

@@ -185,7 +185,7 @@ class GraphPool:
         self._require_open()
         none = {"execs": 0, "exec_instantiations": 0, "exec_updates": 0, "exec_alone": {}}
         execs = self._execs.stats() if self._execs else none
-        return adapter_stats(self._adapter, *self._key) | execs
+        return {**self._adapter.stats(*self._key), **_leases.last(self._key), **execs}
 
     def snapshot(self) -> dict[str, Any]:
         r"""Return the live blocks and the mapped ranges of the pool.
@@ -476,6 +476,7 @@ def stats() -> dict[str, Any]:
 def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]:
     """What :func:`stats` says of one pool."""
     owner = _owner(device, id)
+    stats = owner.stats() if owner else {**adapter.stats(device, id), **_leases.last((device, id))}
     if id[0] == _LARGEST:
         kind = "pluggable allocator" if id[1] == _LARGEST else "shared captures"
     elif owner:
@@ -489,13 +490,9 @@ def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]
         "id": id,
         "kind": kind,
         "users": adapter.use_count(device, id),
-        **(owner.stats() if owner else adapter_stats(adapter, device, id)),
+        **stats,
         "graphs": adapter.captures(device, id),
     }
-
-
-def adapter_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]:
-    return {**adapter.stats(device, id), **_leases.last((device, id))}
 
 
 def _owner(device: int, id: tuple[int, int]) -> GraphPool | None:

@@ -152,10 +152,9 @@ class Buckets:
         return " or ".join(shown(size) for size in self.listed if size not in held)
 
     def neighbours(self, size: Size) -> list[list[Size]]:
-        """For each axis sizes that differ along it only; none where no call is padded.
-
-        The smallest comes first, since what a function does for one row only shows there. For a
-        function that cannot run at it: the smallest that is listed, else half the size.
+        """For each axis sizes that differ along it only; none where no call is padded. The smallest
+        comes first, since what a function does for one row only shows there; then, for a function
+        that cannot run at it, the smallest that is listed, else half the size.
         """
         found: list[list[Size]] = []
         for axis, extent in enumerate(size):

@@ -18,16 +18,10 @@ REPORT = "report"
 _WORDS: Final = {**dict.fromkeys(ON, True), **dict.fromkeys(OFF, False)}
 
 
-def options_of_enable() -> list[str]:
-    return [*inspect.signature(switch.enable).parameters]
-
-
 def parse(request: str) -> dict[str, bool]:
-    """Takes a value of the variable apart: ``1``, or ``NAME=1`` and ``NAME=0`` with commas between,
-    in any of the words for these. Raises ValueError, which lists the names.
-    """
+    """``1``, or ``NAME=1`` and ``NAME=0`` with commas between. Raises ValueError with all names."""
     chosen = {}
-    names = [*options_of_enable(), REPORT]
+    names = [*inspect.signature(switch.enable).parameters, REPORT]
     for part in [] if _WORDS.get(request.lower()) else request.split(","):
         name, _, value = part.strip().partition("=")
         if name not in names or value.lower() not in _WORDS:
@@ -44,10 +38,8 @@ def unparse(chosen: Mapping[str, bool]) -> str:
 
 
 def enable(request: str, logger: str) -> None:
-    """Does what is asked for, once in a process, and leaves one line in the log.
-
-    It never raises: an error would be one of ``torch.cuda.init()``, in processes that merely
-    inherit the variable, and run without the pool.
+    """Does what is asked for, once in a process, and leaves one line in the log. It never raises:
+    that would be an error of ``torch.cuda.init()``, in processes that merely inherit the variable.
     """
     level, text = _enable(request)
     logging.getLogger(logger).log(level, "%s=%s: %s", VARIABLE, request, text)

@@ -136,9 +136,7 @@ def _on_gpu(gpu: str, seed: int) -> int:
 
 
 def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, str]:
-    """How many graphs are wrong, and the words for it. Outputs are right that equal eager's or,
-    where those of stock's graph do not, stock's.
-    """
+    """How many are wrong, with outputs neither eager's nor those of stock's graph, and the words."""
     equal = ours.count(None)
     pairs = zip(ours, stock, strict=True)
     like_stock = sum(x is not None and y is not None and x.equal(y) for x, y in pairs)

@@ -44,9 +44,7 @@ def require_matplotlib() -> None:
 def draw(
     cost: PoolCost, file: str | os.PathLike[str] | IO[bytes], format: str | None = None
 ) -> None:
-    """What a pool costs, how it grew, and by its map where everything lay. The file's ending says
-    in which format, unless ``format`` does: png, svg, pdf.
-    """
+    """Draws a pool's cost, growth and map. The file's ending, or ``format``, is png, svg or pdf."""
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
