@@ -136,7 +136,7 @@ def _on_gpu(gpu: str, seed: int) -> int:
 
 
 def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, str]:
-    """How many are wrong, with outputs neither eager's nor those of stock's graph, and the words."""
+    """How many are wrong, their outputs neither eager's nor stock's graph's, and the words."""
     equal = ours.count(None)
     pairs = zip(ours, stock, strict=True)
     like_stock = sum(x is not None and y is not None and x.equal(y) for x, y in pairs)
