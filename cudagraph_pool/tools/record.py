@@ -149,13 +149,12 @@ def _pools(entries: Iterable[Mapping[str, Any]], known: Mapping[int, Capture]) -
             capture = known.get(int(digits)) if text in (_BEGIN, _END) else None
             if capture is not None:
                 pool = pools.setdefault(capture.pool, _Pool())
-                if text == _END:
-                    pool.open.pop(capture.number, None)
-                    continue
-                pool.open[capture.number] = capture
-                pool.graphs.append(pool.late)
-                pool.stock.append(capture.reserved_bytes)
-                pool.late = []
+                pool.open.pop(capture.number, None)
+                if text == _BEGIN:
+                    pool.open[capture.number] = capture
+                    pool.graphs.append(pool.late)
+                    pool.stock.append(capture.reserved_bytes)
+                    pool.late = []
             continue
         address, size = operation_of(entry) or (0, 0)
         if size:
