@@ -5,6 +5,8 @@ went through its pools and how many through PyTorch's own, and fails if only the
 Those in processes that the suite starts are neither redirected nor counted.
 """
 
+from __future__ import annotations  # pytest.TerminalReporter is new
+
 from collections.abc import Mapping
 
 import pytest
