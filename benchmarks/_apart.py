@@ -4,26 +4,36 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TextIO
 
-from cudagraph_pool.tools.footprint import WorkerError, run_python
-
 _MEASURE = "--measure"  # a script that is called with that only measures
+
+
+class WorkerError(Exception):
+    """A process failed."""
 
 
 def run_apart(
     arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
 ) -> dict[str, Any]:
-    """Runs Python with these arguments; returns its answer. Raises WorkerError if it fails or takes
-    longer, and all of its standard error is on this process's.
+    """Runs Python with these arguments; returns what it prints as its last line, which is JSON.
+    Raises WorkerError if it fails or takes longer, with its standard error on this process's.
     """
+    command = [sys.executable, *arguments]
     try:
-        return dict(run_python(arguments, environment, seconds))
-    except WorkerError as error:
-        sys.stderr.write(error.stderr)
-        raise
+        done = subprocess.run(command, env=environment, capture_output=True, timeout=seconds)
+    except subprocess.TimeoutExpired as late:
+        sys.stderr.write((late.stderr or b"").decode(errors="replace"))
+        raise WorkerError(f"no answer in {seconds} s") from None
+    lines, said = done.stdout.splitlines(), done.stderr.decode(errors="replace")
+    if done.returncode or not lines:
+        sys.stderr.write(said)
+        last = said.strip().rpartition("\n")[2]
+        raise WorkerError(f"the process ended with code {done.returncode}: {last}")
+    return dict(json.loads(lines[-1]))
 
 
 def measure_apart(

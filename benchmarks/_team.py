@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from cudagraph_pool.tools.footprint import WorkerError
+from _apart import WorkerError
 
 T = TypeVar("T")
 WORKER = Path(__file__).resolve().parent / "_worker.py"

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import Any
 
-from _apart import measure_apart, run_script
+from _apart import WorkerError, measure_apart, run_script
 from _command import (
     add_common,
     add_some,
@@ -40,8 +40,6 @@ from _command import (
     verdict,
     write_report,
 )
-
-from cudagraph_pool.tools.footprint import WorkerError
 
 ORDERS = ("asc", "desc", "shuffled")
 WORKLOADS = ("r3d_18", "convnextv2_tiny", "wav2vec2", "fcn_resnet50", "bert", "swin_t", "resnet50")

@@ -39,7 +39,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _apart import measure_apart, run_script
+from _apart import WorkerError, measure_apart, run_script
 from _command import (
     add_common,
     add_some,
@@ -51,8 +51,6 @@ from _command import (
 )
 from _lease_figures import ORDERS, OURS, SAVER, SHARED, WAYS, WORKLOADS, Row, judge, table
 from _team import Team
-
-from cudagraph_pool.tools.footprint import WorkerError
 
 SECTIONS = ("sleep", "trim", "cycles", "lend", "replay")
 PROCESSES, ROUNDS, CALLS = 3, 15, 50  # of the section replay

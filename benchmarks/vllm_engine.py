@@ -38,7 +38,7 @@ from collections.abc import Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 
-from _apart import run_apart
+from _apart import WorkerError, run_apart
 from _command import (
     add_common,
     add_some,
@@ -53,7 +53,6 @@ from _engine import REQUESTS, Row, beside, judge
 from _team import in_turn, median, ratio
 
 from cudagraph_pool._table import format_table
-from cudagraph_pool.tools.footprint import WorkerError
 
 MODELS = ("1b", "1b-eagle", "vl", "8b")
 MODES = ("v2-default", "v2-FULL", "v2-FULL_DECODE_ONLY", "v2-PIECEWISE", "v1-default")

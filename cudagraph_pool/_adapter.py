@@ -1,8 +1,4 @@
-"""The adapter: the extension module for the minor release of torch that is here. A wheel has one
-for each release that is supported, a build from source that for the torch that was there.
-"""
-
-from __future__ import annotations
+"""The adapter: the extension module for the torch that is here. Wheels have one for each."""
 
 import pkgutil
 import re
@@ -36,12 +32,7 @@ def loaded_adapter() -> Any:
 
 
 def load_adapter() -> Any:
-    """The adapter for the torch that is here. ``from cudagraph_pool import _torch`` is the same.
-
-    Raises:
-        ImportError: torch is missing, has no CUDA, or is of a release that this installation has no
-            adapter for. The message says which command sets it right.
-    """
+    """The adapter for the torch that is here. Raises ImportError, which says what sets it right."""
     global _loaded
     if _loaded is not None:
         return _loaded
@@ -73,9 +64,7 @@ def load_adapter() -> Any:
 
 
 def and_the_adapter() -> str:
-    """What is to be installed beside torch."""
-    missing = f", then its adapter, which was left out: {_IN_A_CLONE}{_INSTALL}"
-    return "" if releases() else missing
+    return "" if releases() else f", then its adapter, which was left out: {_IN_A_CLONE}{_INSTALL}"
 
 
 def _command() -> str:

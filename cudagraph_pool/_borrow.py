@@ -1,7 +1,5 @@
 """Tensors on memory that somebody else owns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -9,10 +7,8 @@ from torch import Tensor
 
 
 def borrow(tensor: Tensor, owner: object) -> Tensor:
-    """The same memory as a tensor that keeps ``owner`` alive, and not the block that it lies in.
-
-    The storage's Python object lives as long as the storage does, and holds the owner. The owner
-    must not hold the tensor: nobody would find that circle.
+    """The same memory as a tensor that keeps ``owner`` alive, and not the block that it lies in:
+    its storage's object has it. The owner must not hold the tensor: nobody would find that circle.
     """
     if tensor.is_conj():
         return borrow(tensor.conj(), owner).conj()

@@ -99,14 +99,14 @@ def pool_bytes(stats: Any, largest: Any, sizes: Sequence[Size]) -> int:
     captured = max(sizes, key=cost)
     others = list(sizes)
     others.remove(captured)
-    before, live, most = largest["live_before_bytes"], stats["allocated_bytes"], 0.0
-    needed, kept = largest["peak_bytes"] - before, max(0, live - before)
+    before, live = largest["live_before_bytes"], stats["allocated_bytes"]
+    most = largest["peak_bytes"]
+    needed, kept = most - before, max(0, live - before)
     for size in others:
         part = math.prod(size) / math.prod(captured)
         most = max(most, live + needed * part)
         live += kept * part
     page = int(stats["page_bytes"])
-    most = max(most, largest["peak_bytes"])
     return int(max(stats["reserved_bytes"], math.ceil(most / page) * page))
 
 

@@ -1,6 +1,4 @@
-"""Graphs that share executables: those of :class:`cudagraph_pool.graph`, and by
-``enable(shared_exec=True)`` those that any code captures.
-"""
+"""Graphs that share executables: of ``cgp.graph``, or with ``enable(shared_exec=True)`` all."""
 
 from __future__ import annotations
 
@@ -11,8 +9,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ._adapter import load_adapter
 
 if TYPE_CHECKING:
-    import torch
-
     from . import _torch
 
 # The more there are, the fewer replays switch. With so many even 16 graphs of 2,400 nodes keep to
@@ -34,9 +30,7 @@ def all_share() -> bool:
 
 
 def let_all_share(shares: bool) -> None:
-    """From the first time on torch's own methods are replaced, once and for good: others may have
-    replaced them too since. While sharing is off they do what they did.
-    """
+    """The first time replaces torch's methods, for good: others may have replaced them since."""
     global _all_share
     if shares:
         import torch
@@ -55,7 +49,7 @@ def _replace_methods(captured: Any) -> None:
         import torch
 
         # Whoever keeps the template himself may be about to change it, or shares it already.
-        if _all_share and not capture_template(graph):
+        if _all_share and not keep_template(graph):
             graph._shares_on = torch.cuda.current_device()
         _unless_it_fails(graph, begin, *args, **kwargs)
 
@@ -78,42 +72,27 @@ def _unless_it_fails(graph: Any, call: Any, *args: Any, **kwargs: Any) -> None:
         call(graph, *args, **kwargs)
     except BaseException:
         if vars(graph).pop("_shares_on", None) is not None:
-            forget_template(graph, False)
+            keep_template(graph, False)
         raise
 
 
-def capture_template(graph: torch.cuda.CUDAGraph) -> bool:
-    """Lets the capture to come leave its graph as a template, without an executable. Returns what
-    :func:`forget_template` takes, should the capture fail.
-    """
-    before: bool = load_adapter().set_keeps_template(graph, True)
-    _tell_python(graph, True)
+def keep_template(graph: Any, keeps: bool = True) -> bool:
+    """Whether the next capture leaves a template without an executable; returns what was set."""
+    before: bool = load_adapter().set_keeps_template(graph, keeps)
+    if hasattr(graph, "_keep_graph"):  # from torch 2.14 on it is Python that makes the executable
+        graph._keep_graph = keeps
     return before
 
 
-def forget_template(graph: torch.cuda.CUDAGraph, before: bool) -> None:
-    """Undoes :func:`capture_template`."""
-    load_adapter().set_keeps_template(graph, before)
-    _tell_python(graph, before)
-
-
-def _tell_python(graph: Any, keeps: bool) -> None:
-    """From torch 2.14 on it is Python that makes the executable at a capture's end."""
-    if hasattr(graph, "_keep_graph"):
-        graph._keep_graph = keeps
-
-
 def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> None:
-    """Lets a graph that was captured as a template run by the executables of ``cache``. If that
-    fails the graph is reset. ``before`` is what :func:`capture_template` returned.
-    """
+    """Lets a captured template run by executables of ``cache``; ``before`` is as it was kept."""
     try:
         captured: type = type(graph)
         sharing = _sharing(captured)
         graph._shared_graph = load_adapter().SharedGraph(cache, graph, device)
     except BaseException:
         graph.reset()
-        forget_template(graph, before)
+        keep_template(graph, before)
         raise
     graph._kept_template = before
     graph.__class__ = sharing
@@ -122,8 +101,7 @@ def share(graph: Any, cache: _torch.ExecCache, device: int, before: bool) -> Non
 class _SharesExec:
     """What differs in a :class:`torch.cuda.CUDAGraph` while it shares executables.
 
-    A captured graph becomes one by a change of its class, since it is the caller's object that must
-    replay differently, and becomes what it was when it is reset.
+    The caller's object must replay differently: its class is changed, until it is reset.
     """
 
     # Adds nothing to the layout of an object: else its class could not be changed.
@@ -135,8 +113,7 @@ class _SharesExec:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A graph that is made by the class of one that shares does not share, yet."""
-        captured = cls.__bases__[1]
-        return captured(*args, **kwargs)
+        return cls.__bases__[1](*args, **kwargs)
 
     def replay(self) -> None:
         self._shared_graph.run(super().replay)  # type: ignore[misc]
@@ -166,12 +143,10 @@ class _SharesExec:
         self._shared_graph.withdraw()
         del self._shared_graph, self._kept_template
         self.__class__ = type(self).__bases__[1]
-        graph: Any = self
-        graph.reset()
-        forget_template(graph, before)
+        self.reset()
+        keep_template(self, before)
 
 
 @functools.cache
 def _sharing(captured: type) -> type:
-    """The class of those objects of ``captured`` that share executables."""
     return type(captured.__name__, (_SharesExec, captured), {"__module__": captured.__module__})

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -86,7 +87,7 @@ class graph:  # noqa: N801
             )
         self._graph: Any = cuda_graph
         self._pool = pool
-        self._stream = stream
+        self._stream: Any = stream
         self._shared_exec = pool._shared_exec if shared_exec is None else shared_exec
         _require_booleans(shared_exec=self._shared_exec, own_workspace=own_workspace)
         if own_workspace and stream is not None:
@@ -94,8 +95,9 @@ class graph:  # noqa: N801
         self._execs: _torch.ExecCache | None = None
         self._kept_template = False
         self._check_devices()
-        if own_workspace:
-            self._stream = pool._own_stream
+        if stream is None:
+            own = own_workspace and pool._own_stream
+            self._stream = own or self._capture_stream(pool.device)
         self._before: torch.cuda.Stream | None = None
         self._held: object = None
         self._context = self._new_context(capture_error_mode)
@@ -109,18 +111,17 @@ class graph:  # noqa: N801
                 "a capture is under way on the current stream; captures do not nest: "
                 "end that one first"
             )
-        before = self._current_stream()
+        self._before = self._current_stream()
         if self._shared_exec:
             self._execs = self._pool._exec_cache()
-            self._kept_template = _shared_exec.capture_template(self._graph)
+            self._kept_template = _shared_exec.keep_template(self._graph)
         try:
             # Another graph that goes during this capture must not take its workspaces along.
             self._held = self._hold_workspaces()
             self._context.__enter__()
         except BaseException:
-            self._clean_up(before)
+            self._clean_up(self._before)
             raise
-        self._before = before
 
     def __exit__(
         self,
@@ -132,6 +133,14 @@ class graph:  # noqa: N801
         held, self._held = self._held, None
         try:
             self._context.__exit__(exc_type, exc_value, traceback)
+            # A capture begins with eager work: PyTorch writes the seed of random numbers on its
+            # stream. On a busy GPU that could overwrite a replay's, which then draws others.
+            if before is not None and before != self._stream:
+                before.wait_stream(self._stream)
+            # The graph keeps its stream from other pools, and cuBLAS's workspace alive: from torch
+            # 2.12 to 2.14 any graph that goes frees it.
+            self._graph._keeps = self._stream, held, self._hold_workspaces()
+            _leases.name_capture(self._adapter, self._graph, *self._pool._key)
         except BaseException:
             # From torch 2.14 on a graph that failed releases its pool late, and never if it is
             # captured again first.
@@ -139,48 +148,27 @@ class graph:  # noqa: N801
                 self._graph.reset()
             self._clean_up(before)
             raise
-        # A capture begins with eager work: PyTorch writes the seed of random numbers on the
-        # capture's stream. On a busy GPU it could overwrite a replay's, which then draws others.
-        try:
-            if before is not None and before != self._context.capture_stream:
-                before.wait_stream(self._context.capture_stream)
-            # The graph keeps its stream from other pools, and cuBLAS's workspace alive: from torch
-            # 2.12 to 2.14 any graph that goes frees it.
-            self._graph._keeps = self._context.capture_stream, held, self._hold_workspaces()
-            _leases.name_capture(self._adapter, self._graph, *self._pool._key)
-        except BaseException:
-            self._graph.reset()
-            self._clean_up(before)
-            raise
         if _logger.isEnabledFor(logging.DEBUG):
-            self._log_capture()
-        if self._execs is not None:
-            _shared_exec.share(
-                self._graph, self._execs, self._pool.device.index, self._kept_template
+            took = self._adapter.captures(*self._pool._key)[-1]
+            _logger.debug(
+                "%s of %s: captured a graph of %d allocations; %d bytes were in use at once, and "
+                "the pool took %d more",
+                *(self._pool.id, self._pool.device, took["allocations"]),
+                *(took["peak_bytes"], took["added_bytes"]),
             )
+        if self._execs is not None:
+            device = self._pool.device.index
+            _shared_exec.share(self._graph, self._execs, device, self._kept_template)
 
     def _hold_workspaces(self) -> object:
-        return self._adapter.hold_workspaces(self._context.capture_stream.cuda_stream)
-
-    def _log_capture(self) -> None:
-        took = self._adapter.captures(self._pool.device.index, self._pool.id)[-1]
-        _logger.debug(
-            "%s of %s: captured a graph of %d allocations; %d bytes were in use at once, and the "
-            "pool took %d more",
-            *(self._pool.id, self._pool.device, took["allocations"]),
-            *(took["peak_bytes"], took["added_bytes"]),
-        )
+        return self._adapter.hold_workspaces(self._stream.cuda_stream)
 
     def _current_stream(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream()
 
     def _new_context(self, capture_error_mode: str) -> Any:
-        return torch.cuda.graph(
-            self._graph,
-            pool=self._pool.id,
-            stream=self._stream or self._capture_stream(self._pool.device),
-            capture_error_mode=capture_error_mode,
-        )
+        arguments = {"pool": self._pool.id, "capture_error_mode": capture_error_mode}
+        return torch.cuda.graph(self._graph, stream=self._stream, **arguments)
 
     @classmethod
     def _capture_stream(cls, device: torch.device) -> torch.cuda.Stream:
@@ -195,14 +183,12 @@ class graph:  # noqa: N801
         if before is not None:
             torch.cuda.set_stream(before)
         if self._shared_exec:
-            _shared_exec.forget_template(self._graph, self._kept_template)
-        self._adapter.end_failed_capture(self._pool.device.index, self._pool.id)
+            _shared_exec.keep_template(self._graph, self._kept_template)
+        self._adapter.end_failed_capture(*self._pool._key)
         self._free_generator()
 
     def _free_generator(self) -> None:
-        """In torch 2.11 the device's generator takes a failed capture to be under way, so that
-        ``torch.randn`` raises. It ends with the next capture: an empty one.
-        """
+        """In torch 2.11 the generator takes a failed capture to be under way until the next one."""
         empty = torch.cuda.CUDAGraph(keep_graph=True)
         stream = torch.cuda.Stream(self._pool.device)  # the capture's may be one that cannot
         # This may fail as the capture did; the caller is told the first error.
@@ -228,28 +214,15 @@ class graph:  # noqa: N801
 
 
 class _next_graph(graph):  # noqa: N801
-    """One of several captures in a row, without the waiting and emptying of caches that
-    :class:`torch.cuda.graph` does before each. Requires that ``stream`` is given, and current.
-    """
+    """One of several captures on ``stream``, the current one: without torch's waits before each."""
 
     def _current_stream(self) -> torch.cuda.Stream:
-        return cast("torch.cuda.Stream", self._stream)
+        return self._stream
 
-    def _new_context(self, capture_error_mode: str) -> Any:
-        arguments = {"pool": self._pool.id, "capture_error_mode": capture_error_mode}
-        return _OnStream(self._graph, self._current_stream(), **arguments)
-
-
-class _OnStream:
-    """A capture on the current stream, and nothing around it."""
-
-    def __init__(self, cuda_graph: Any, stream: torch.cuda.Stream, **arguments: Any) -> None:
-        self._graph = cuda_graph
-        self._arguments = arguments
-        self.capture_stream = stream
-
-    def __enter__(self) -> None:
-        self._graph.capture_begin(**self._arguments)
-
-    def __exit__(self, *_: object) -> None:
-        self._graph.capture_end()
+    @contextlib.contextmanager
+    def _new_context(self, capture_error_mode: str) -> Iterator[None]:
+        self._graph.capture_begin(pool=self._pool.id, capture_error_mode=capture_error_mode)
+        try:
+            yield
+        finally:
+            self._graph.capture_end()

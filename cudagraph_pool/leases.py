@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from . import _leases
 from ._adapter import loaded_adapter
 from ._leases import Key, Lease
 from ._shared_exec import caches
-from .pools import _LARGEST, _owner
+from .pools import _LARGEST, GraphPool, _owner
 from .switch import _require_booleans, _require_enabled
 
 __all__ = ["Lease", "lend_on_oom", "sleep", "wake"]
+
+_Given = TypeVar("_Given")
 
 
 def sleep() -> int:
@@ -24,13 +26,7 @@ def sleep() -> int:
     Raises:
         RuntimeError: A pool cannot sleep, as :meth:`GraphPool.sleep` says. All others do.
     """
-    given: list[int] = []
-
-    def let_sleep(key: Key) -> None:
-        owner = _owner(*key)
-        given.append(owner.sleep() if owner else _leases.sleep(key, "live", ()))
-
-    _of_each(let_sleep)
+    given = _of_each(GraphPool.sleep, lambda key: _leases.sleep(key, "live", ()))
     for device, cache in dict(caches).items():
         _leases.drop_execs(device, [cache])
     return sum(given)
@@ -42,36 +38,32 @@ def wake() -> None:
     Raises:
         torch.OutOfMemoryError: There is no memory for some. All others are awake.
     """
-
-    def wake_one(key: Key) -> None:
-        if owner := _owner(*key):
-            owner.wake()
-        else:
-            _leases.wake(key, ())
-
-    _of_each(wake_one)
+    _of_each(GraphPool.wake, lambda key: _leases.wake(key, ()))
     for device, cache in dict(caches).items():
         _leases.make_execs(device, [cache])
 
 
-def _of_each(step: Callable[[Key], None]) -> None:
-    """Does it for each pool, then raises the first error."""
+def _of_each(own: Callable[[GraphPool], _Given], other: Callable[[Key], _Given]) -> list[_Given]:
+    """Does one of both for each pool, then raises the first error."""
     adapter: Any = loaded_adapter()
     if adapter is None:
-        return
+        return []
     import torch
 
+    given: list[_Given] = []
     errors: list[RuntimeError] = []
     for device in range(torch.cuda.device_count()):
         for pool in adapter.pool_ids(device):
             if pool == (_LARGEST, _LARGEST):
                 continue  # of the pluggable allocator: it is eager memory
+            owner = _owner(device, pool)
             try:
-                step((device, pool))
+                given.append(own(owner) if owner else other((device, pool)))
             except RuntimeError as error:
                 errors.append(error)
     if errors:
         raise errors[0]
+    return given
 
 
 def lend_on_oom(enabled: bool = True) -> None:

@@ -29,9 +29,7 @@ _logger = logging.getLogger(__package__)
 
 
 class _ReplayOrder:
-    """The order of the replays of one pool's graphs, if they are asked to: each overwrites what
-    those before it left, on whatever streams.
-    """
+    """The order of replays of one pool's graphs: each overwrites what those before it left."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()  # held for as long as it takes to launch one
@@ -128,14 +126,13 @@ class GraphPool:
         self._execs: _torch.ExecCache | None = None
         self._execs_lock = threading.Lock()
         self._order = _ReplayOrder()
-        self._adapter.register_pool(self._device.index, self._id)
+        self._adapter.register_pool(*self._key)
         self._open = True
-        _pools[self._device.index, self._id] = self
+        _pools[self._key] = self
         _logger.debug("%s of %s: made", self._id, self._device)
         # By itself also before a process ends: __del__ may come when there is nothing left to log.
-        self._log_release = weakref.finalize(
-            self, _logger.debug, "%s of %s: released", self._id, self._device
-        )
+        released = ("%s of %s: released", self._id, self._device)
+        self._log_release = weakref.finalize(self, _logger.debug, *released)
 
     @functools.cached_property
     def _own_stream(self) -> torch.cuda.Stream:
@@ -186,11 +183,9 @@ class GraphPool:
           :class:`GraphRunner`.
         """
         self._require_open()
-        stats = adapter_stats(self._adapter, *self._key)
-        if self._execs is not None:
-            return stats | self._execs.stats()
-        counts = ("execs", "exec_instantiations", "exec_updates")
-        return stats | dict.fromkeys(counts, 0) | {"exec_alone": {}}
+        none = {"execs": 0, "exec_instantiations": 0, "exec_updates": 0, "exec_alone": {}}
+        execs = self._execs.stats() if self._execs else none
+        return {**self._adapter.stats(*self._key), **_leases.last(self._key), **execs}
 
     def snapshot(self) -> dict[str, Any]:
         r"""Return the live blocks and the mapped ranges of the pool.
@@ -200,8 +195,7 @@ class GraphPool:
         physical memory) and ``ranges`` (``address`` and ``pages``).
         """
         self._require_open()
-        snapshot: dict[str, Any] = self._adapter.snapshot(self._device.index, self._id)
-        return snapshot
+        return dict(self._adapter.snapshot(*self._key))
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         r"""Draw the pool's memory over all its graphs: where every block lay, and when.
@@ -221,7 +215,7 @@ class GraphPool:
         self._require_open()
         from .tools.pool_report import draw_pool
 
-        draw_pool(pool_stats(self._adapter, self._device.index, self._id), path)
+        draw_pool(pool_stats(self._adapter, *self._key), path)
 
     def sleep(self, keep: Keep = "live") -> int:
         r"""Give the pool's pages to the device until :meth:`wake`; return how many bytes.
@@ -328,7 +322,7 @@ class GraphPool:
         r"""Release the pool. Graphs captured into it go on working."""
         if self._open:
             self._open = False
-            self._adapter.unregister_pool(self._device.index, self._id)
+            self._adapter.unregister_pool(*self._key)
             self._log_release()
 
     def __del__(self) -> None:
@@ -339,13 +333,11 @@ class GraphPool:
         raise TypeError("a GraphPool cannot be copied or pickled: graphs have its addresses")
 
     def __repr__(self) -> str:
-        if not self._open:
-            return f"GraphPool(id={self._id}, device={str(self._device)!r}, released)"
-        stats = self.stats()
-        return (
-            f"GraphPool(id={self._id}, device={str(self._device)!r}, "
-            f"reserved={stats['reserved_bytes']}, allocated={stats['allocated_bytes']})"
-        )
+        held = "released"
+        if self._open:
+            stats = self.stats()
+            held = f"reserved={stats['reserved_bytes']}, allocated={stats['allocated_bytes']}"
+        return f"GraphPool(id={self._id}, device={str(self._device)!r}, {held})"
 
     @property
     def _key(self) -> _leases.Key:
@@ -353,13 +345,10 @@ class GraphPool:
 
     def _exec_cache(self) -> _torch.ExecCache:
         """Of its graphs; it lives on in them."""
+        limits = self._max_execs, self._exec_budget
         with self._execs_lock:
-            if self._execs is None:
-                self._execs = self._adapter.ExecCache(
-                    self._device.index, self._max_execs, self._exec_budget
-                )
-            cache: _torch.ExecCache = self._execs
-        return cache
+            self._execs = self._execs or self._adapter.ExecCache(self._device.index, *limits)
+            return self._execs
 
     def _require_open(self) -> None:
         if not self._open:
@@ -382,10 +371,7 @@ def _require_pool(pool: object) -> None:
 # libraries have made workspaces for it, and torch's own 32 streams are handed out again and again.
 _idle_streams: dict[int, list[int]] = {}
 
-# By device and id.
-_pools: weakref.WeakValueDictionary[tuple[int, tuple[int, int]], GraphPool] = (
-    weakref.WeakValueDictionary()
-)
+_pools: weakref.WeakValueDictionary[_leases.Key, GraphPool] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
@@ -436,12 +422,10 @@ def _cuda_device(device: torch.device | str | int | None) -> torch.device:
     """The CUDA device meant, with an index."""
     import torch
 
-    if device is None:
-        return torch.device("cuda", torch.cuda.current_device())
     if isinstance(device, int):
         index = device
     else:
-        found = torch.device(device)
+        found = torch.device("cuda" if device is None else device)
         if found.type != "cuda":
             raise ValueError(f"a GraphPool needs a CUDA device, not {str(found)!r}")
         index = torch.cuda.current_device() if found.index is None else found.index
@@ -492,29 +476,25 @@ def stats() -> dict[str, Any]:
 def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]:
     """What :func:`stats` says of one pool."""
     owner = _owner(device, id)
+    stats = owner.stats() if owner else {**adapter.stats(device, id), **_leases.last((device, id))}
+    if id[0] == _LARGEST:
+        kind = "pluggable allocator" if id[1] == _LARGEST else "shared captures"
+    elif owner:
+        kind = "GraphPool"
+    elif adapter.is_mempool(device, id):
+        kind = "MemPool"
+    else:
+        kind = "one capture's own" if id[1] == 0 else "graph_pool_handle"
     return {
         "device": device,
         "id": id,
-        "kind": "GraphPool" if owner else _kind(adapter, device, id),
+        "kind": kind,
         "users": adapter.use_count(device, id),
-        **(owner.stats() if owner else adapter_stats(adapter, device, id)),
+        **stats,
         "graphs": adapter.captures(device, id),
     }
-
-
-def adapter_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]:
-    """What is known of any pool."""
-    return {**adapter.stats(device, id), **_leases.last((device, id))}
 
 
 def _owner(device: int, id: tuple[int, int]) -> GraphPool | None:
     owner = _pools.get((device, id))
     return owner if owner is not None and owner._open else None
-
-
-def _kind(adapter: Any, device: int, id: tuple[int, int]) -> str:
-    if id[0] == _LARGEST:
-        return "pluggable allocator" if id[1] == _LARGEST else "shared captures"
-    if adapter.is_mempool(device, id):
-        return "MemPool"
-    return "one capture's own" if id[1] == 0 else "graph_pool_handle"

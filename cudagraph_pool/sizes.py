@@ -57,9 +57,8 @@ def grid(*axes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def rung(size: int, padding: float) -> int:
-    """The least size of the ladder that :func:`padded` climbs, and is not less than ``size``.
-
-    A rung is as far above the one before as ``padding`` allows for a size one above that one.
+    """The least size of the ladder of :func:`padded` that is not less than ``size``. A rung is as
+    far above the one before as ``padding`` allows for a size one above that one.
     """
     if not isinstance(padding, (int, float)):
         raise TypeError(f"padding is {padding!r}, but must be a number: 0.25 adds up to a quarter")
@@ -87,12 +86,7 @@ def _checked(value: int, name: str = "largest") -> int:
 
 
 def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
-    """Sizes, as users list them.
-
-    Raises:
-        ValueError: There are none, or one is no size, or has another number of dimensions than the
-            first.
-    """
+    """Sizes, as users list them. Raises ValueError for what is none, or of other dimensions."""
     try:
         listed = [*map(_size, sizes)]
     except TypeError as error:
@@ -101,11 +95,10 @@ def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
         ) from error
     if not listed:
         raise ValueError("sizes is empty: there is nothing to capture")
-    for size in listed:
-        if len(size) != len(listed[0]):
-            raise ValueError(
-                f"sizes has {listed[0]} and {size}: all must have the same number of dimensions"
-            )
+    if other := next((size for size in listed if len(size) != len(listed[0])), None):
+        raise ValueError(
+            f"sizes has {listed[0]} and {other}: all must have the same number of dimensions"
+        )
     return listed
 
 
@@ -141,9 +134,9 @@ class Buckets:
             self.listed = sizes_of(sizes)
             self.axes = len(self.listed[0])
         self._by_cost = sorted(self.listed, key=cost)
-        twice = [a for a, b in zip(self._by_cost, self._by_cost[1:], strict=False) if a == b]
-        if twice:
-            raise ValueError(f"sizes has {shown(twice[0])} twice")
+        for size, following in itertools.pairwise(self._by_cost):
+            if size == following:
+                raise ValueError(f"sizes has {shown(size)} twice")
 
     def fit(self, size: Size) -> Size | None:
         """The cheapest bucket that holds ``size``; None if it is larger than all."""
@@ -159,16 +152,14 @@ class Buckets:
         return " or ".join(shown(size) for size in self.listed if size not in held)
 
     def neighbours(self, size: Size) -> list[list[Size]]:
-        """For each axis sizes that differ along it only; none where no call is padded.
-
-        The smallest comes first, since what a function does for one row only shows there. For a
-        function that cannot run at it: the smallest that is listed, else half the size.
+        """For each axis sizes that differ along it only; none where no call is padded. The smallest
+        comes first, since what a function does for one row only shows there; then, for a function
+        that cannot run at it, the smallest that is listed, else half the size.
         """
         found: list[list[Size]] = []
         for axis, extent in enumerate(size):
-            before, behind = size[:axis], size[axis + 1 :]
-            others = [s for s in self.listed if s != size]
-            beside = [s for s in others if (s[:axis], s[axis + 1 :]) == (before, behind)]
+            before, behind = rest = size[:axis], size[axis + 1 :]
+            beside = [s for s in self.listed if s != size and (s[:axis], s[axis + 1 :]) == rest]
             least = 1 if extent > 1 else 2
             smallest, half = ((*before, n, *behind) for n in (least, extent // 2 or 2))
             is_padded = not self.listed or any(s[axis] > 1 for s in self.listed)

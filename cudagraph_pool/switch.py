@@ -140,13 +140,10 @@ def _log_at_the_end() -> None:
 
 
 def _log_captures(adapter: Any, why: str) -> None:
-    """Logs where captures went."""
     counts = adapter.capture_counts()
-    _log(
-        "%s: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)",
-        *(why, counts["ours"], counts["base"]),
-        ", ".join(f"{reason}: {count}" for reason, count in adapter.base_captures().items()),
-    )
+    reasons = ", ".join(f"{reason}: {count}" for reason, count in adapter.base_captures().items())
+    said = "%s: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)"
+    _log(said, why, counts["ours"], counts["base"], reasons)
 
 
 def _log(text: str, *arguments: object) -> None:

@@ -1,12 +1,11 @@
 """A pytest plugin that runs any suite with the package enabled.
 
-``pytest -p cudagraph_pool.testing --cudagraph-pool`` enables the package before the suite is
-collected and says at the end how many CUDA graph captures went through its pools and how many
-through PyTorch's own. A run in which graphs were captured, but none in our pools, proves nothing
-and fails. Captures in processes that the suite starts are neither redirected nor counted.
+``pytest -p cudagraph_pool.testing --cudagraph-pool`` says at the end how many CUDA graph captures
+went through its pools and how many through PyTorch's own, and fails if only the latter did some.
+Those in processes that the suite starts are neither redirected nor counted.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # pytest.TerminalReporter is new
 
 from collections.abc import Mapping
 

@@ -24,11 +24,12 @@ import readme_table
 import shared_execs
 import trace_to_text
 import vllm_engine
+from _apart import WorkerError
 from _engine import judge as judge_engine
 from fake_team import faked
 from small_trace import TRACES
 
-from cudagraph_pool.tools.footprint import Footprint, WorkerError
+from cudagraph_pool.tools.footprint import Footprint
 from cudagraph_pool.tools.trace import minimum_bytes, read_trace
 
 MIB = 1 << 20

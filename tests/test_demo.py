@@ -86,7 +86,7 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     given = torch.empty(4, 8, dtype=torch.bfloat16)
-    work = demo._Work("gated MLP", demo._gated_mlp(2, 8, 16), given, [1, 2], 2)
+    work = demo._Work("gated MLP", demo._gated_mlp(2, 8, 16), [given[:2], given])
     stock = demo._measure(work, is_ours=False, seed=1)
     assert (stock.cost.stock, stock.cost.minimum, stock.replay) == (20 << 20, 4 << 20, 0.002)
     assert [output is not None and len(output) for output in stock.outputs] == [2, 4]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +17,9 @@ from cudagraph_pool.tools import footprint as _footprint
 from cudagraph_pool.tools.footprint import (
     WAYS,
     Footprint,
-    WorkerError,
     as_json,
     needing_kernels,
     ratio,
-    run_python,
     table,
 )
 
@@ -95,7 +93,7 @@ def test_what_can_be_trained() -> None:
 def test_a_way_that_fails_is_told(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "_problem", lambda options: None)
+    monkeypatch.setattr(command, "_check", lambda options: None)
     monkeypatch.setattr(command, "measure_apart", lambda function, way, train: FOUND[way])
     report = tmp_path / "report.json"
     words = ["footprint", "a:b", "--ways"]
@@ -114,12 +112,23 @@ def test_a_process_that_fails_says_why() -> None:
     assert "no_such_module" in found
 
 
-def test_what_a_process_prints_may_be_in_any_encoding() -> None:
+def answering(code: int, seen: list[Any]) -> Any:
+    """Stands for subprocess.run: all figures are 1, and what is said is in some encoding."""
+
+    def run(command: list[str], env: dict[str, str], **_: Any) -> SimpleNamespace:
+        seen.append((command, env))
+        figures = dict.fromkeys(("allocated", "reserved", "graph_pool", "driver"), 1)
+        answer = f"compiling\n{json.dumps(figures)}\n".encode()
+        return SimpleNamespace(returncode=code, stdout=answer, stderr=b"first\ncaf\xe9\n")
+
+    return run
+
+
+def test_what_a_process_prints_may_be_in_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the file names in a compiler's messages."""
-    code = "import os; os.write(2, b'caf\\xe9'); print(7); exit({})"
-    assert run_python(["-c", code.format(0)], os.environ) == 7
-    with pytest.raises(WorkerError, match=r"ended with code 3: caf"):
-        run_python(["-c", code.format(3)], os.environ)
+    monkeypatch.setattr("subprocess.run", answering(3, []))
+    said = _footprint.measure_apart("models:f", "eager", False)
+    assert said == "the process ended with code 3: caf\ufffd"
 
 
 def test_what_is_measured_is_not_enabled_by_the_environment(
@@ -127,15 +136,14 @@ def test_what_is_measured_is_not_enabled_by_the_environment(
 ) -> None:
     """Or PyTorch's own allocator would be ours."""
 
-    def run(arguments: list[str], environment: dict[str, str]) -> dict[str, int]:
-        assert arguments[-2:] == ["compiled", "train"]
-        assert (environment["CUDAGRAPH_POOL"], environment["ELSE"]) == ("0", "1")
-        return dict.fromkeys(("allocated", "reserved", "graph_pool", "driver"), 1)
-
-    monkeypatch.setattr(_footprint, "run_python", run)
+    seen: list[Any] = []
+    monkeypatch.setattr("subprocess.run", answering(0, seen))
     environment = {"CUDAGRAPH_POOL": "1", "ELSE": "1"}
     found = _footprint.measure_apart("models:f", "compiled", True, environment)
     assert found == Footprint(1, 1, 1, 1)
+    ((command, given),) = seen
+    assert command[-2:] == ["compiled", "train"]
+    assert (given["CUDAGRAPH_POOL"], given["ELSE"]) == ("0", "1")
 
 
 def test_what_a_process_has_is_asked_of_the_driver(

@@ -16,7 +16,6 @@ import cudagraph_pool as cgp
 from cudagraph_pool import _forecast
 from cudagraph_pool.tools.replay import POOL, new_pools, run
 from cudagraph_pool.tools.trace import (
-    Event,
     Graph,
     Trace,
     most_live_bytes,
@@ -40,13 +39,11 @@ def forecast_and_held(trace: Trace) -> tuple[int, int]:
     pools = new_pools()
     addresses: dict[int, int] = {}
 
-    def watch(event: Event, block: Any) -> None:
+    for event, block in run(pools, sequence[:1]):
         if block is None:
             del addresses[event.block]
         else:
             addresses[event.block] = block.address
-
-    run(pools, sequence[:1], watch)
     for event in sequence[1].events if len(sequence) > 1 else ():
         if event.bytes:
             break
@@ -57,7 +54,7 @@ def forecast_and_held(trace: Trace) -> tuple[int, int]:
         [(max(1, graph.key),) for graph in graphs],
     )
     pools = new_pools()
-    run(pools, sequence, None)
+    list(run(pools, sequence))
     return predicted, pools.stats(POOL).reserved_bytes
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import leases
 import pytest
 import readme_table
+from _apart import WorkerError
 from _lease_figures import OURS, SAVER, SHARED, judge
 from fake_team import faked
-
-from cudagraph_pool.tools.footprint import WorkerError
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -80,7 +80,7 @@ def test_graphs_are_where_they_were_captured() -> None:
 def test_what_no_graph_has_is_not_in_the_legend(figures: list[Figure], tmp_path: Path) -> None:
     drawn = MemoryMap(first_allocation=2)
     for n in range(6):
-        drawn.allocate(n, [(n, n + 1)])
+        drawn.allocate(n, [(0, n, 1)])
     graphs = [GraphCost(f"{n}" * 19, 0, 0, of) for n, of in enumerate([range(1, 4), range(5, 7)])]
     cost = PoolCost("pool", "", graphs, PAGE_BYTES, PAGE_BYTES, 0, map=drawn)
     assert plot._graphs_of(cost) == [0, 0, None, 1, 1, None]

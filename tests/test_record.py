@@ -247,7 +247,7 @@ def test_a_folder_that_is_gone_is_said(
 def test_command_says_why_it_cannot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(run, "problem", lambda command: None)
+    monkeypatch.setattr(run, "require", lambda command: None)
     (tmp_path / "file").write_text("")
     assert main(["record", "-o", str(tmp_path / "file" / "x"), "serve.py"]) == 2
     assert "no trace can be written there: Not a directory" in capsys.readouterr().err

@@ -77,7 +77,7 @@ def test_placements_pass_the_independent_validator(path: Path, order: Order, see
 def test_streams_are_those_of_the_trace(write_trace: WriteTrace) -> None:
     events = [[1, 0, 512, 7], [1, 1, 512, 0], [1, 2, 512, (1 << 63) - 1]]
     pools = _core.PoolSet(_core.NumberDriver())
-    run(pools, read_trace(write_trace(graphs=[{"key": 1, "events": events}])).graphs, None)
+    list(run(pools, read_trace(write_trace(graphs=[{"key": 1, "events": events}])).graphs))
     streams = [live.block.stream for live in pools.snapshot(POOL).blocks]
     assert sorted(streams) == [0, 7, (1 << 63) - 1]
 

@@ -86,7 +86,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
 
 def shared(graph: Graph, cache: Any = "cache") -> Any:
     """The same graph, which now shares."""
-    before = _shared_exec.capture_template(graph)
+    before = _shared_exec.keep_template(graph)
     _shared_exec.share(graph, cache, 3, before)
     return graph
 
@@ -134,7 +134,7 @@ class Newer(Graph):
 
 def test_newer_releases_know_in_python_what_is_kept(adapter: Adapter) -> None:
     graph = Newer()
-    before = _shared_exec.capture_template(graph)
+    before = _shared_exec.keep_template(graph)
     assert graph._keep_graph
     cache: Any = "cache"
     _shared_exec.share(graph, cache, 0, before)

@@ -170,7 +170,7 @@ def made_up_capture(monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> Any
     stream = SimpleNamespace(cuda_stream=0x10)
     capture: Any = graph.__new__(graph)
     capture._graph, capture._execs, capture._shared_exec = SimpleNamespace(), None, False
-    capture._context = Context(capture_stream=stream, fails=fails)
+    capture._context, capture._stream = Context(fails=fails), stream
     capture._pool = SimpleNamespace(_require_open=lambda: None, _key=(0, (0, 1)))
     capture._adapter = SimpleNamespace(
         hold_workspaces=lambda stream: [], name_capture=lambda device, pool: (0, 0)

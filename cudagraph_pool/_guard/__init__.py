@@ -104,7 +104,6 @@ def _check(tensor: Tensor, operation: Any) -> None:
 
 
 def is_guarded() -> bool:
-    """Whether what calls return has to be known to a guard."""
     return _state.guards > 0
 
 
@@ -119,11 +118,7 @@ class _Replays:
     def replay(
         self, pool: tuple[int, int], graph: str, stream: int, workspaces: Workspaces
     ) -> None:
-        """A graph is about to be launched.
-
-        Raises:
-            RuntimeError: Another one that shares its pool or a workspace may still run then.
-        """
+        """Before a launch. Raises RuntimeError if something that shares memory may still run."""
         with self.lock:
             self._check(pool, f"the pool {pool}", "into pools of their own", graph, stream)
             for address, captured_on in workspaces.items():
@@ -158,8 +153,6 @@ _state = _State()
 
 
 def _telling(native: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
-    """A replay that is looked at before."""
-
     @functools.wraps(native)
     def replay(self: torch.cuda.CUDAGraph) -> None:
         stream = torch.cuda.current_stream().cuda_stream
@@ -176,8 +169,7 @@ def _workspaces(graph: Any) -> Workspaces:
             graph._workspaces = used_by(graph.raw_cuda_graph())
         except RuntimeError:  # captured before, and not kept
             graph._workspaces = {}
-    found: Workspaces = graph._workspaces
-    return found
+    return dict(graph._workspaces)
 
 
 def _noting(end: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
@@ -195,9 +187,7 @@ def _noting(end: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
 
 @functools.cache
 def _trace() -> None:
-    """Hears of everything that orders streams, from now on: torch's callbacks stay. So does what
-    notes a capture's end, which others may have replaced since.
-    """
+    """Hears of all that orders streams, from now on, and notes what captures compute in."""
     torch.cuda.CUDAGraph.capture_end = _noting(torch.cuda.CUDAGraph.capture_end)
     torch._C._activate_gpu_trace()
     order = HappensBefore

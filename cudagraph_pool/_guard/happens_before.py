@@ -1,12 +1,10 @@
 """Which launch comes before which: streams, events and waits as vector clocks.
 
 After Lamport, "Time, clocks, and the ordering of events in a distributed system" (1978), and
-Mattern, "Virtual time and global states of distributed systems" (1989). Needs no torch: streams and
-events are what CUDA calls them.
+Mattern, "Virtual time and global states of distributed systems" (1989). Needs no torch.
 """
 
-from __future__ import annotations
-
+from collections import defaultdict
 from typing import NamedTuple
 
 # Of each stream the number of launches that are known to be done.
@@ -21,57 +19,46 @@ class Launch(NamedTuple):
 
 
 class HappensBefore:
-    """Told of launches and waits as they are made, knows which launches a stream comes after.
-
-    A wait that nobody told of, as a loop that queries an event, orders nothing here.
-    """
+    """Knows which launches a stream comes after. A loop that queries an event orders nothing."""
 
     def __init__(self) -> None:
         self._launches: _Clock = {}
-        self._streams: dict[int, _Clock] = {}
+        self._streams: defaultdict[int, _Clock] = defaultdict(dict)
         self._events: dict[int, _Clock] = {}
         self._host: _Clock = {}  # what is done once the host has come so far
 
     def launch(self, stream: int) -> Launch:
         """Something is launched, behind all that the stream has and the host has waited for."""
-        _advance(self._clock(stream), self._host)
+        _advance(self._streams[stream], self._host)
         number = self._launches.get(stream, 0) + 1
-        self._launches[stream] = self._clock(stream)[stream] = number
+        self._launches[stream] = self._streams[stream][stream] = number
         return Launch(stream, number)
 
     def comes_after(self, stream: int, launch: Launch) -> bool:
-        """Whether what ``stream`` gets next comes after ``launch``."""
-        return launch.number <= max(
-            self._clock(stream).get(launch.stream, 0), self._host.get(launch.stream, 0)
-        )
+        clocks = self._streams[stream], self._host
+        return any(launch.number <= clock.get(launch.stream, 0) for clock in clocks)
 
     def record(self, event: int, stream: int) -> None:
         """The event marks what the stream has now."""
-        _advance(self._clock(stream), self._host)
-        self._events[event] = dict(self._clock(stream))
+        _advance(self._streams[stream], self._host)
+        self._events[event] = dict(self._streams[stream])
 
     def wait(self, event: int, stream: int) -> None:
         """What the stream gets next comes after the event."""
-        _advance(self._clock(stream), self._events.get(event, {}))
+        _advance(self._streams[stream], self._events.get(event, {}))
 
     def forget(self, event: int) -> None:
         """The event is gone, and another one may get its name."""
         self._events.pop(event, None)
 
     def synchronize_event(self, event: int) -> None:
-        """The host has waited for the event."""
         _advance(self._host, self._events.get(event, {}))
 
     def synchronize_stream(self, stream: int) -> None:
-        """The host has waited for all that the stream had."""
-        _advance(self._host, self._clock(stream))
+        _advance(self._host, self._streams[stream])
 
     def synchronize_device(self) -> None:
-        """The host has waited for everything."""
         _advance(self._host, self._launches)
-
-    def _clock(self, stream: int) -> _Clock:
-        return self._streams.setdefault(stream, {})
 
 
 def _advance(clock: _Clock, other: _Clock) -> None:

@@ -1,10 +1,4 @@
-"""Which of cuBLAS's workspaces a captured graph computes in.
-
-Until torch 2.15 there is one for each stream that a thread has multiplied on. Captures on the
-stream compute in it, whatever pool they name.
-"""
-
-from __future__ import annotations
+"""Which of cuBLAS's workspaces a graph computes in: until torch 2.15 a thread has one a stream."""
 
 import ctypes
 import functools
@@ -37,9 +31,8 @@ class _Kernel(ctypes.Structure):
 
 
 def used_by(graph: int) -> Workspaces:
-    """Those that a cudaGraph_t writes to: one of its kernels or memsets has an address within.
-
-    A kernel that gets the address in memory is not seen, nor are graphs within the graph.
+    """Those within which a kernel or memset of a cudaGraph_t has an address. A kernel that gets it
+    in memory is not seen, nor are graphs within the graph.
     """
     spans = load_adapter().blas_workspaces()
     if not spans:
@@ -94,9 +87,7 @@ def _words(graph: int) -> Iterator[int]:
 
 
 def _arguments(kernel: _Kernel) -> Iterator[tuple[int, int]]:
-    """Where its arguments are, and of how many bytes: all together, as cuBLAS's own are, or one by
-    one.
-    """
+    """Addresses and bytes of its arguments: all together, as cuBLAS's own are, or one by one."""
     if kernel.extra:
         pairs = {}
         for place in itertools.count(step=2):

@@ -1,9 +1,5 @@
 """How a command ends that cannot do what it was asked for: by an exit code and one line."""
 
-from __future__ import annotations
-
-import sys
-
 FAILED = 1
 BAD_INPUT = 2
 
@@ -14,9 +10,3 @@ class CommandError(Exception):
     def __init__(self, message: str, code: int = BAD_INPUT) -> None:
         super().__init__(message)
         self.code = code
-
-
-def refuse(message: str, code: int = BAD_INPUT) -> int:
-    """One line on stderr, whatever the message holds."""
-    print("cudagraph-pool:", " ".join(message.split()), file=sys.stderr)
-    return code

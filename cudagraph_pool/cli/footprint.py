@@ -1,7 +1,5 @@
 """``cudagraph-pool footprint``: what a model takes eager, compiled, and with CUDA graphs."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import json
@@ -37,8 +35,7 @@ def footprint(options: argparse.Namespace) -> int:
     """What a model takes eagerly, compiled, with CUDA graphs and with graphs of dynamic shapes,
     these on PyTorch's own allocator and on the pool.
     """
-    if problem := _problem(options):
-        raise CommandError(problem)
+    _check(options)
     for way in needing_kernels(options.ways):
         print(f"compiling {way}", file=sys.stderr)
         measure_apart(options.model, way, options.train)
@@ -64,20 +61,20 @@ def _ways(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(what) from None
 
 
-def _problem(options: argparse.Namespace) -> str | None:
-    """What would fail only after minutes of measuring."""
+def _check(options: argparse.Namespace) -> None:
+    """Refuses what would fail only after minutes of measuring."""
     module, _, function = options.model.partition(":")
     if not module or not function:
-        return f"{options.model!r} is not MODULE:FUNCTION, as in models:resnet"
+        raise CommandError(f"{options.model!r} is not MODULE:FUNCTION, as in models:resnet")
     for file in filter(None, (options.json, options.picture)):
         if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            return f"{file}: no file can be written there"
+            raise CommandError(f"{file}: no file can be written there")
     if options.picture and options.picture.suffix.lower() not in FORMATS:
-        return f"--picture {options.picture} must end in one of {', '.join(FORMATS)}"
+        raise CommandError(f"--picture {options.picture} must end in one of {', '.join(FORMATS)}")
     for needed in ("torch", *(["matplotlib"] if options.picture else [])):
         if importlib.util.find_spec(needed) is None:
-            return f"footprint needs {needed}, which is not installed here"
+            raise CommandError(f"footprint needs {needed}, which is not installed here")
     import torch
 
-    has_gpu = torch.cuda.is_available()
-    return None if has_gpu else "footprint needs a GPU; torch finds no CUDA device"
+    if not torch.cuda.is_available():
+        raise CommandError("footprint needs a GPU; torch finds no CUDA device")

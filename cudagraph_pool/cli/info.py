@@ -1,10 +1,8 @@
-"""What ``cudagraph-pool info`` prints: what is installed, what the machine can do, what is enabled.
+"""``cudagraph-pool info``: what is installed, what the machine can do, what is enabled.
 
 Nothing here imports torch or makes a CUDA context. The driver is asked through ctypes, so that the
 answer is the same whether the adapter could be built or not.
 """
-
-from __future__ import annotations
 
 import argparse
 import ctypes
@@ -22,7 +20,8 @@ from .. import _core, is_enabled
 from .._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
 from ..integration.environment import VARIABLE, asks
 from ..integration.request import parse
-from .run import problem
+from .errors import CommandError
+from .run import require
 
 _KERNEL_MODULE: Final = Path("/proc/driver/nvidia/version")
 # CUdevice_attribute: CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
@@ -44,28 +43,35 @@ def info(options: argparse.Namespace) -> int:
 
 
 def lines() -> list[tuple[str, str]]:
-    """The report, as pairs of label and text."""
     driver, gpus = probe_driver()
     torch = torch_found()
     request = os.environ.get(VARIABLE, "")
-    wrong = _problem(request) if asks(request) else None
-    gpus = gpus or {"GPUs": "none: replay and demo run on the host driver"}
+    wrong = ""  # why the variable enables nothing
+    try:
+        if asks(request):
+            parse(request)
+            require(VARIABLE)
+    except (ValueError, CommandError) as error:
+        wrong = str(error)
+    enabled = f"no: cudagraph_pool.enable() in your program does it, or {VARIABLE}=1 around it"
+    if is_enabled():
+        enabled = "yes"
+    elif asks(request) and not wrong:
+        enabled = f"no: {VARIABLE} does it in a program, at its first use of CUDA"
     return [
         ("cudagraph_pool", _core.__version__),
         ("Python", sys.version.split()[0]),
         ("built for torch", _built_for(torch)),
         ("torch found", torch or "none"),
         ("driver", ", ".join(filter(None, (driver, kernel_module_version())))),
-        *gpus.items(),
+        *(gpus or {"GPUs": "none: replay and demo run on the host driver"}).items(),
         (VARIABLE, wrong or request or "not set"),
-        ("enabled", _enabled(asks(request) and wrong is None)),
+        ("enabled", enabled),
     ]
 
 
 def probe_driver(load: Callable[[str], Any] = ctypes.CDLL) -> tuple[str, dict[str, str]]:
-    """What libcuda says without making a context: its version, or what is wrong with it; and by
-    its label what each GPU is.
-    """
+    """What libcuda says without a context: its version, or what is wrong; by its label each GPU."""
     try:
         library = load("libcuda.so.1")
     except OSError:
@@ -130,20 +136,3 @@ def _built_for(torch: str | None) -> str:
         return names or f"none: install a CUDA build of torch {SUPPORTED}{and_the_adapter()}"
     has_adapter = ".".join(torch.split(".")[:2]) in releases()
     return names if has_adapter else f"{names or 'none'}: {no_adapter(torch)}"
-
-
-def _problem(request: str) -> str | None:
-    """Why the variable enables nothing."""
-    try:
-        parse(request)
-    except ValueError as error:
-        return str(error)
-    return problem(VARIABLE)
-
-
-def _enabled(is_asked_for: bool) -> str:
-    if is_enabled():
-        return "yes"
-    if is_asked_for:
-        return f"no: {VARIABLE} does it in a program, at its first use of CUDA"
-    return f"no: cudagraph_pool.enable() in your program does it, or {VARIABLE}=1 around it"

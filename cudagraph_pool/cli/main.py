@@ -4,15 +4,13 @@ Exit codes: 0 done, 1 a replay or a measurement failed, 2 wrong arguments or a f
 used, 130 stopped from the keyboard.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from .errors import FAILED, CommandError, refuse
+from .errors import FAILED, CommandError
 
 _INTERRUPTED = 128 + signal.SIGINT
 
@@ -29,19 +27,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         finally:  # also of --help, which exits
             print(end="", flush=True)
     except CommandError as refused:
-        return refuse(str(refused), refused.code)
+        return _refuse(str(refused), refused.code)
     except KeyboardInterrupt:
-        return refuse("stopped", _INTERRUPTED)
+        return _refuse("stopped", _INTERRUPTED)
     except ModuleNotFoundError as error:
         # In a clone that was installed into another environment, as scripts/dev.py does.
         missing = f"cudagraph_pool is not installed for {sys.executable}, which lacks {error.name}"
-        return refuse(f"{missing}: pip install ., or activate where it is", FAILED)
+        return _refuse(f"{missing}: pip install ., or activate where it is", FAILED)
     except OSError as error:  # as of a full disk that the output goes to
         # What is still in Python's buffer would be tried again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):  # the reader has gone, as `| head` does
             return FAILED
-        return refuse(f"{error.filename or 'standard output'}: {error.strerror}", FAILED)
+        return _refuse(f"{error.filename or 'standard output'}: {error.strerror}", FAILED)
+
+
+def _refuse(message: str, code: int) -> int:
+    """One line on stderr, whatever the message holds."""
+    print("cudagraph-pool:", " ".join(message.split()), file=sys.stderr)
+    return code
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -53,8 +57,7 @@ def _run(arguments: Sequence[str]) -> int:
         return 0
     if unknown:  # argparse itself would show the usage of all commands
         options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    code: int = options.function(options)
-    return code
+    return int(options.function(options))
 
 
 def parser() -> argparse.ArgumentParser:
@@ -87,13 +90,23 @@ def parser() -> argparse.ArgumentParser:
     what = "a program with the pool enabled, unedited"
     run.add_options(add(run.run, what, "run --report serve.py --port 8000"))
     what = "a program's captures, written as traces"
-    run.add_record_options(add(run.record, what, "record -o traces train.py"))
+    record = add(run.record, what, "record -o traces train.py")
+    folder = "folder to write traces to (default: the current one)"
+    record.add_argument("-o", "--output", metavar="FOLDER", default=".", help=folder)
+    run.add_program(record, "[-o FOLDER]")
     what = "what recorded captures cost, and what the pool saves"
-    traces.add_report_options(add(traces.report, what, "report --html report.html traces/*"))
-    what = "draw the memory of recorded captures"
-    traces.add_plot_options(add(traces.plot, what, "plot traces/serve-1-1.json.gz"))
+    report = add(traces.report, what, "report --html report.html traces/*")
+    report.add_argument("--json", action="store_true", help="print one JSON object instead")
+    html = "write a page that stands alone, with pictures where there is matplotlib"
+    traces.add_options(report, "--html", html)
+    plot = add(traces.plot, "draw the memory of recorded captures", "plot traces/serve-1-1.json.gz")
+    output = "png, svg or pdf, by its ending (default: the trace's name with .png, here)"
+    traces.add_options(plot, "-o", "--output", output, nargs=1)
     what = "replay recorded captures through the core"
-    traces.add_replay_options(add(traces.replay, what, "replay --order desc traces/*.json.gz"))
+    replay = add(traces.replay, what, "replay --order desc traces/*.json.gz")
+    replay.add_argument("--json", action="store_true", help="print one JSON object for each trace")
+    placements = "write each block's pages as JSON lines, of one trace"
+    traces.add_options(replay, "--placements", placements)
     what = "what a model takes eager, compiled, with CUDA graphs"
     example = "footprint models:resnet --picture resnet.svg"
     footprint.add_options(add(footprint.footprint, what, example))

@@ -4,8 +4,6 @@ It runs as with ``python PROGRAM``: arguments, ``sys.path``, ``__main__``, exit 
 and all that it starts inherit an environment variable, which tells each process what to do.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os
@@ -36,16 +34,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         add(words, action=argparse.BooleanOptionalAction, default=default, help=what)
     report = "each process that used CUDA says at its end what it captured and what that took"
     add(f"--{REPORT}", action="store_true", default=default, help=report)
-    _add_program(parser, "[options]")
+    add_program(parser, "[options]")
 
 
-def add_record_options(parser: argparse.ArgumentParser) -> None:
-    folder = "folder to write traces to (default: the current one)"
-    parser.add_argument("-o", "--output", metavar="FOLDER", default=".", help=folder)
-    _add_program(parser, "[-o FOLDER]")
-
-
-def _add_program(parser: argparse.ArgumentParser, options: str) -> None:
+def add_program(parser: argparse.ArgumentParser, options: str) -> None:
     parser.usage = f"%(prog)s {options} PROGRAM ...\n       %(prog)s {options} -m MODULE ..."
     parser.add_argument("-m", action="store_true", dest="module", help="the program is a module")
     what = "and its arguments"
@@ -60,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     """Runs a Python program with the pool enabled from its first use of CUDA, and all Python
     programs that it starts. CUDAGRAPH_POOL in the environment does the same.
     """
-    _require("run")
+    require("run")
     chosen = {name: on for name, on in vars(options).items() if name in (*_HELP, REPORT)}
     if REPORT in chosen:
         os.environ[PROGRAM] = str(os.getpid())
@@ -75,7 +67,7 @@ def record(options: argparse.Namespace) -> int:
     """
     if not options.output:
         raise CommandError("-o is empty, but names a folder")
-    _require("record")
+    require("record")
     folder = Path(options.output).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -101,17 +93,12 @@ def _traces(folder: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in folder.glob("*.json.gz")}
 
 
-def problem(command: str) -> str | None:
-    """Why torch would not call this package."""
+def require(command: str) -> None:
+    """Raises CommandError if torch would not call this package."""
     if os.environ.get(AUTOLOAD, "1") != "1":
-        return f"{command} needs torch's entry points: unset {AUTOLOAD}"
+        raise CommandError(f"{command} needs torch's entry points: unset {AUTOLOAD}")
     if not metadata.entry_points(group="torch.backends", name="cudagraph_pool"):
-        return f"{command} needs cudagraph_pool to be installed: in a clone of it, pip install ."
+        why = "needs cudagraph_pool to be installed: in a clone of it, pip install ."
+        raise CommandError(f"{command} {why}")
     if importlib.util.find_spec("torch") is None:
-        return f"{command} needs torch, and {sys.executable} has none"
-    return None
-
-
-def _require(command: str) -> None:
-    if refusal := problem(command):
-        raise CommandError(refusal)
+        raise CommandError(f"{command} needs torch, and {sys.executable} has none")

@@ -1,7 +1,5 @@
 """``cudagraph-pool replay``, ``report`` and ``plot``: what recorded captures cost."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -16,32 +14,14 @@ from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
 from .errors import FAILED, CommandError
 
 
-def add_replay_options(parser: argparse.ArgumentParser) -> None:
-    _add_traces(parser, nargs="+")
-    parser.add_argument("--json", action="store_true", help="print one JSON object for each trace")
-    placements = "write each block's pages as JSON lines, of one trace"
-    parser.add_argument("--placements", metavar="FILE", help=placements)
-
-
-def add_report_options(parser: argparse.ArgumentParser) -> None:
-    _add_traces(parser, nargs="+")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
-    html = "write a page that stands alone, with pictures where there is matplotlib"
-    parser.add_argument("--html", metavar="FILE", help=html)
-
-
-def add_plot_options(parser: argparse.ArgumentParser) -> None:
-    _add_traces(parser, nargs=1)
-    output = "png, svg or pdf, by its ending (default: the trace's name with .png, here)"
-    parser.add_argument("-o", "--output", metavar="FILE", help=output)
-
-
-def _add_traces(parser: argparse.ArgumentParser, nargs: int | str) -> None:
-    add = parser.add_argument
+def add_options(command: argparse.ArgumentParser, *file: str, nargs: int | str = "+") -> None:
+    """Of all three. ``file`` is the option that names what is written, and the help for it."""
+    add = command.add_argument
     add("traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip; - reads standard input")
     order = "order of the graphs (default: recorded)"
     add("--order", choices=ORDERS, default="recorded", help=order)
     add("--seed", type=int, help="seed for --order shuffled (default: 0)")
+    add(*file[:-1], metavar="FILE", help=file[-1])
 
 
 def _check(options: argparse.Namespace, option: str, file: str | None) -> None:

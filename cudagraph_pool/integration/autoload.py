@@ -1,8 +1,7 @@
 """Entry points by which others call this package, to enable it without an edit.
 
-Each does nothing unless ``CUDAGRAPH_POOL`` is set in the environment, or, to record captures,
-``CUDAGRAPH_POOL_RECORD``. ``import torch`` imports this module in every process of every program,
-so that it imports nothing before that is known.
+They do nothing unless ``CUDAGRAPH_POOL`` or ``CUDAGRAPH_POOL_RECORD`` is set. ``import torch``
+imports this module in every process, so that it imports nothing before that is known.
 """
 
 import os
@@ -38,9 +37,8 @@ def _say_if_unused() -> None:
 
 
 def vllm() -> None:
-    """``vllm.general_plugins``: called in each process of vLLM's, perhaps several times, and also
-    where ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` keeps torch from calling its entry points. vLLM prints
-    what is logged below its own name.
+    """``vllm.general_plugins``: called in each process of vLLM's, perhaps several times, also
+    without torch's entry points. vLLM prints what is logged below its own name.
     """
     logger = "vllm.cudagraph_pool"
     if _arrange(logger):
@@ -78,10 +76,8 @@ def sglang() -> None:
 
 def _arrange(logger: str) -> bool:
     """Lets the package be enabled when torch initialises CUDA; now, if it has. Returns whether that
-    was asked for, and not arranged before.
-
-    Not earlier: a process that has asked CUDA for anything can no longer be forked, and most
-    processes that import torch for some reason never use CUDA.
+    was asked for, and not arranged before. Not earlier: a process that has asked CUDA for anything
+    can no longer be forked.
     """
     request = os.environ.get(VARIABLE, "")
     if not asks(request) or logger in _arranged:

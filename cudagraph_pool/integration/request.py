@@ -1,7 +1,5 @@
 """What ``CUDAGRAPH_POOL`` may ask for, and doing it at the first use of CUDA."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging
@@ -20,20 +18,10 @@ REPORT = "report"
 _WORDS: Final = {**dict.fromkeys(ON, True), **dict.fromkeys(OFF, False)}
 
 
-def options_of_enable() -> list[str]:
-    """The names of what :func:`cudagraph_pool.enable` can be told."""
-    return [*inspect.signature(switch.enable).parameters]
-
-
 def parse(request: str) -> dict[str, bool]:
-    """Takes a value of the variable apart: ``1``, or ``NAME=1`` and ``NAME=0`` with commas between.
-    For 1 and 0 it may say ``true``, ``yes``, ``on`` and ``false``, ``no``, ``off``.
-
-    Raises:
-        ValueError: It is no such thing. The message lists the names.
-    """
+    """``1``, or ``NAME=1`` and ``NAME=0`` with commas between. Raises ValueError with all names."""
     chosen = {}
-    names = [*options_of_enable(), REPORT]
+    names = [*inspect.signature(switch.enable).parameters, REPORT]
     for part in [] if _WORDS.get(request.lower()) else request.split(","):
         name, _, value = part.strip().partition("=")
         if name not in names or value.lower() not in _WORDS:
@@ -46,16 +34,12 @@ def parse(request: str) -> dict[str, bool]:
 
 
 def unparse(chosen: Mapping[str, bool]) -> str:
-    """The value of the variable that asks for ``chosen``."""
     return ",".join(f"{name}={chosen[name]:d}" for name in chosen) or "1"
 
 
 def enable(request: str, logger: str) -> None:
-    """Does what is asked for, once in a process, and leaves one line in the log.
-
-    It never raises. Whoever set the variable may not know all processes that inherit it; in one
-    that cannot be served, for instance since its torch is another one, an error here would be one
-    of ``torch.cuda.init()``, where without the pool the program runs.
+    """Does what is asked for, once in a process, and leaves one line in the log. It never raises:
+    that would be an error of ``torch.cuda.init()``, in processes that merely inherit the variable.
     """
     level, text = _enable(request)
     logging.getLogger(logger).log(level, "%s=%s: %s", VARIABLE, request, text)
@@ -93,12 +77,10 @@ def report_lines(adapter: Any, cuda: Any) -> list[str]:
         "of cudagraph_pool"
     ]
     for device in range(cuda.device_count()):
-        peak = cuda.memory_stats(device).get("reserved_bytes.all.peak", 0)
-        if not peak:
-            continue
-        held, needed = adapter.most_bytes(device)
-        lines.append(
-            f"GPU {device}: reserved {mib(peak)} MiB at most; graph pools took {mib(held)} MiB, of "
-            f"which {mib(needed)} were in use at once"
-        )
+        if peak := cuda.memory_stats(device).get("reserved_bytes.all.peak", 0):
+            held, needed = adapter.most_bytes(device)
+            lines.append(
+                f"GPU {device}: reserved {mib(peak)} MiB at most; graph pools took {mib(held)} "
+                f"MiB, of which {mib(needed)} were in use at once"
+            )
     return lines

@@ -1,11 +1,9 @@
 """SGLang's memory saver where graph pools sleep, too.
 
-``/release_memory_occupation`` pauses memory by tags, all of them unless it is told which. That of
-graphs is ``cuda_graph``, paused last and resumed first. torch_memory_saver knows nothing of mapped
-memory, so that it has none to pause by this tag, or is not there at all: its adapter is, always.
+``/release_memory_occupation`` pauses memory by tags, all unless it is told which: that of graphs,
+``cuda_graph``, last, and it resumes it first. torch_memory_saver knows nothing of mapped memory, so
+that it has none of this tag, or is not there at all: its adapter is, always.
 """
-
-from __future__ import annotations
 
 import functools
 import logging

@@ -1,21 +1,17 @@
-"""What vLLM needs where graph memory is ours.
+"""What vLLM needs where graph memory is ours. Neither function raises: vLLM runs without it.
 
-Custom all-reduce: at the end of its captures it lets the other processes read what they reduced
-where it lies, by ``cudaIpcGetMemHandle``. Mapped memory has no such handle, ours nor that of
-PyTorch's expandable segments, and vLLM ends the process (``custom_all_reduce.cuh:455 'invalid
-argument'``, vllm#42609). Outside of captures it copies what it reduces into a buffer that all have
-opened. So it does in captures here.
+Custom all-reduce: at the end of its captures it shares what they reduced by
+``cudaIpcGetMemHandle``. Mapped memory has no such handle, ours nor that of PyTorch's expandable
+segments, and vLLM ends the process (``custom_all_reduce.cuh:455 'invalid argument'``, vllm#42609).
+Outside of captures it copies what it reduces into a buffer that all have opened. So it does in
+captures here.
 
 What is set aside for graphs before the KV cache is sized: the V2 runner captures all but the full
-graphs, and of these the two largest, and measures what the device has less. It takes each other
-full graph for as much as the second one took, or 1 MiB: the device gives memory in pieces of 2 MiB,
-and what is freed meanwhile counts against it. In a pool of ours the others need no memory but their
-executables, which are forecast here from their nodes.
-
-Neither function raises: vLLM runs without what it changes.
+graphs, and of these the two largest. It takes each other one for as much as the second one took, or
+1 MiB: the device gives memory in pieces of 2 MiB, and what is freed meanwhile counts against it. In
+a pool of ours the others need no memory but their executables, which are forecast here from their
+nodes.
 """
-
-from __future__ import annotations
 
 import functools
 import inspect
@@ -79,9 +75,7 @@ def serve_all_reduce(logger: str) -> None:
 
 @functools.cache
 def serve_estimate(logger: str) -> None:
-    """Changes a method of vLLM's runner, once in a process; not where vLLM or torch (before 2.14)
-    lacks what this needs.
-    """
+    """Changes a method of vLLM's runner, once in a process, if vLLM and torch (2.14) have it."""
     log = logging.getLogger(logger)
     try:
         from torch.cuda.graphs import register_graph_capture_end_hook as register
@@ -124,7 +118,7 @@ def serve_estimate(logger: str) -> None:
 
 def more_bytes(nodes: Sequence[int], others: int, shares: bool) -> int:
     """What is yet to come, once graphs of so many ``nodes`` are captured, and up to ``others`` more
-    of the largest. Replays make executables that graphs share: of these none was measured yet.
+    of the largest. Executables that graphs share are made by replays: none was measured yet.
     """
     largest = exec_bytes(max(nodes))
     execs = largest * others

@@ -20,8 +20,8 @@ _logger = logging.getLogger("vllm.cudagraph_pool")
 class GraphPoolBackend(CuMemBackend):  # type: ignore[misc] # vLLM is not there to be checked
     """Each of vLLM's workers makes one at its first sleep.
 
-    Pools come first both ways, since what they do can be undone, while cumem may have lost the KV
-    cache. If either fails, pools are as they were, and so is cumem if it was a pool that failed.
+    Pools come first both ways: what they do can be undone, while cumem may have lost the KV cache.
+    If either fails, pools are as they were, and so is cumem if it was a pool that failed.
     """
 
     def __init__(self) -> None:
@@ -39,9 +39,7 @@ class GraphPoolBackend(CuMemBackend):  # type: ignore[misc] # vLLM is not there 
         _logger.info("graph pools gave back %s MiB", mib(given))
 
     def resume(self, tags: list[str] | None = None) -> None:
-        """vLLM replays nothing before all is back. So graph pools leave their memory to an update
-        of the weights, and wake with the last of the tags.
-        """
+        """Pools wake with the last tag: vLLM replays nothing before, and weights have the room."""
         away = set() if tags is None else self._away.difference(tags)
         wakes = bool(self._away) and not away
         try:

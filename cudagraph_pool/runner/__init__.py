@@ -1,5 +1,3 @@
 """One callable, captured for many sizes into one pool: :class:`cudagraph_pool.GraphRunner`."""
 
-from .runner import GraphRunner
-
-__all__ = ["GraphRunner"]
+from .runner import GraphRunner as GraphRunner

@@ -1,7 +1,5 @@
 """What a call depends on: its tensors, and as a key everything else, with the module's weights."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import inspect
@@ -27,8 +25,6 @@ CONSTANTS = (
 
 
 class Call(NamedTuple):
-    """The arguments of one call."""
-
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     tensors: Sequence[Tensor]  # in the order of torch.utils._pytree
@@ -36,15 +32,14 @@ class Call(NamedTuple):
     key: Hashable  # equal for calls that one graph runs alike
 
     def with_tensors(self, tensors: Iterable[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same arguments with other tensors."""
         rest = iter(tensors)
         args, kwargs = pytree.tree_map_only(Tensor, lambda _: next(rest), (self.args, self.kwargs))
         return args, kwargs
 
 
 class Signature:
-    """What a function takes, and where the parameters and buffers of its module are. It holds the
-    dictionaries of the module's parts, and no tensors: whoever moves weights away frees memory.
+    """What a function takes, and where its module's parameters and buffers are. It holds
+    dictionaries, and no tensors: whoever moves weights away frees memory.
     """
 
     def __init__(self, function: Callable[..., Any], device: torch.device) -> None:
@@ -88,7 +83,6 @@ class Signature:
         return Call(args, kwargs, tensors, self._variant, (self._state, *map(_SHAPE, tensors)))
 
     def _flatten(self, args: Any, kwargs: dict[str, Any]) -> tuple[list[Tensor], Hashable]:
-        """The tensors of a call, and all else."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
         try:
             others = [None if is_plain(x) else _constant(x, "an argument") for x in leaves]
@@ -108,9 +102,7 @@ class Signature:
         return ((own, name, x) for own in self._members for name, x in own.items() if x is not None)
 
     def named_leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
-        """The leaves of a call with their paths, as errors and options name them: inputs['ids'].
-        `*args` gives args[0], args[1], ..., as does a function without a signature.
-        """
+        """The leaves of a call with their paths, as errors and options name them: inputs['ids']."""
         names = [p.name for p in self.parameters if p.kind < p.VAR_POSITIONAL]
         rest = next((p.name for p in self.parameters if p.kind is p.VAR_POSITIONAL), "args")
         names += [f"{rest}[{n}]" for n in range(len(args) - len(names))]
@@ -145,8 +137,7 @@ def flatten_with_paths(tree: Any, name: str) -> list[tuple[str, Any]]:
 
 def _node(tree: pytree.TreeSpec) -> Hashable:
     """What a tree and its nodes hold beside leaves."""
-    context = _constant(tree.context, "an argument")
-    return tree.type, context, *map(_node, tree.children())
+    return tree.type, _constant(tree.context, "an argument"), *map(_node, tree.children())
 
 
 def _constant(value: Any, path: str) -> Hashable:

@@ -1,7 +1,5 @@
 """Captures into one pool, what they cost, and the order of their replays: all that knows CUDA."""
 
-from __future__ import annotations
-
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +64,7 @@ class Report(list[SizeReport]):
 class Graph:
     """A graph that was captured, and whose first replays are measured."""
 
-    def __init__(self, graph: Any, nodes: int, captures: Captures) -> None:
+    def __init__(self, graph: Any, nodes: int, captures: "Captures") -> None:
         self.nodes = nodes
         self.peak_bytes = captures.stats()["scope_peak_bytes"]
         self.driver_bytes = 0  # that the driver has taken to make executables
@@ -100,9 +98,9 @@ class Captures:
 
     @contextmanager
     def on_capture_stream(self) -> Iterator[None]:
-        """Within it the stream that captures is the current one: warm-ups make what libraries keep
-        for each stream, outside of the pool. It comes after all replays of the pool, which may
-        still read the static inputs, and before what follows. pre: ``lock`` is held.
+        """Within it the stream that captures is current: warm-ups make what libraries keep for it,
+        outside of the pool. It comes after all replays, which may still read the static inputs, and
+        before what follows. pre: ``lock`` is held.
         """
         current = torch.cuda.current_stream(self.device)
         with self.order.lock:
@@ -142,16 +140,14 @@ class Captures:
         return made
 
     def holds(self, tensor: Tensor) -> bool:
-        """Whether it lies in the pool."""
         address = tensor.untyped_storage().data_ptr()
         return bool(self.pool._adapter.pool_of(self.device.index, address) == self.pool.id)
 
     def stats(self) -> dict[str, int]:
         """Of the pool. It does not ask the device, which a small capture would feel."""
-        return dict(self.pool._adapter.stats(self.device.index, self.pool.id))
+        return dict(self.pool._adapter.stats(*self.pool._key))
 
     def trim(self) -> None:
-        """Gives back what only graphs needed that are gone."""
         self.pool.trim()
 
     def device_bytes(self) -> int:
@@ -163,19 +159,18 @@ class Captures:
         torch.cuda.synchronize(self.device)
 
     def mark(self) -> Any:
-        """A point in the current stream's work: an event, which times."""
+        """An event, which times, in the current stream's work."""
         event = torch.cuda.Event(enable_timing=True)
         event.record(torch.cuda.current_stream(self.device))
         return event
 
     def seconds(self, span: Span) -> float:
-        """Between two marks that the device has passed."""
         return float(span[0].elapsed_time(span[1])) * 1e-3
 
     def follow(self, written: Sequence[Tensor], streams: set[int] | None = None) -> None:
-        """Orders what the current stream gets next behind the last replay of the pool. What it
-        writes to was allocated on another stream, and is known to be used on ``streams``.
-        pre: ``order.lock`` is held until the next one is launched.
+        """Orders what the current stream gets next behind the pool's last replay. What it writes
+        was allocated on another stream, and is known to be used on ``streams``. pre: ``order.lock``
+        is held until the next launch.
         """
         if torch._C._cuda_isCurrentStreamCapturing():
             raise RuntimeError(

@@ -1,7 +1,5 @@
 """How a call is padded to a size: what graphs read of it, and what of their outputs is returned."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -25,9 +23,9 @@ _FORMATS = torch.contiguous_format, torch.channels_last, torch.channels_last_3d
 
 
 class Input:
-    """A tensor argument of one program, and the buffer that its captures read: each the beginning,
-    since one is read at a time. A larger size makes a larger one; graphs keep the old one. Short
-    padding is copied, from in front of it: who keeps the one, or records its streams, does of both.
+    """A tensor argument, and the buffer that captures read: each the beginning, since one is read
+    at a time. A larger size makes a larger one. Short padding is copied, from in front of it: who
+    keeps the one, or records its streams, does of both.
     """
 
     def __init__(
@@ -199,13 +197,10 @@ def _parameter(path: str) -> str:
 
 
 def _extents(shape: Sequence[int], dims: Dims, size: Size) -> tuple[int, ...]:
-    """A shape at a size."""
     return tuple(size[dims[dim]] if dim in dims else n for dim, n in enumerate(shape))
 
 
 class Output(NamedTuple):
-    """One leaf of what a function returned."""
-
     path: str  # output['logits']
     shape: tuple[int, ...]
     constant: str  # empty for a tensor
@@ -225,9 +220,7 @@ def describe(result: Any, device: torch.device) -> list[Output]:
 
 
 class Cuts:
-    """Which dimensions of the outputs are as large as the call. Found by running the function at
-    sizes that differ along one axis: what merely happens to equal a size does not change with it.
-    """
+    """Which dimensions of the outputs are as large as the call: those that change with its size."""
 
     def __init__(
         self, outputs_at: Callable[[Size], list[Output]], size: Size, beside: list[list[Size]]

@@ -1,7 +1,5 @@
 """How calls of one shape are replayed, their backward passes included."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +46,6 @@ class Plan:
         return tuple(_Graphed.apply(self, *tensors, *parameters))
 
     def assemble(self, outputs: Sequence[Tensor]) -> Any:
-        """What the function would return."""
         if self.captured.tree.is_leaf():
             return (*outputs, *self.captured.leaves)[0]
         rest = iter(outputs)
@@ -95,8 +92,6 @@ class Plan:
 
 
 class _Graphed(torch.autograd.Function):  # type: ignore[misc]
-    """A call whose backward pass is a graph too."""
-
     @staticmethod
     def forward(ctx: Any, plan: Plan, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)

@@ -1,7 +1,5 @@
 """One variant of a function's calls, and its captures at all sizes."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence
@@ -68,7 +66,6 @@ class Backward:
     def run(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], grads: Sequence[Tensor]
     ) -> None:
-        """Leaves the gradients of the inputs and parameters."""
         if not self.places:
             return
         sources = [*inputs, *map(dict.__getitem__, *self.parameters)]
@@ -229,15 +226,13 @@ def _leaves_behind(output: Tensor) -> dict[int, Tensor]:
     leaves: dict[int, Tensor] = {}
     waiting, seen = [torch.autograd.graph.get_gradient_edge(output).node], {None}
     while waiting:
-        if (node := waiting.pop()) in seen:
-            continue
-        seen.add(node)
-        if type(node).__name__ == "AccumulateGrad":
-            leaves[id(node.variable)] = node.variable
-        waiting += [following for following, _ in node.next_functions]
+        if (node := waiting.pop()) not in seen:
+            seen.add(node)
+            if type(node).__name__ == "AccumulateGrad":
+                leaves[id(node.variable)] = node.variable
+            waiting += [following for following, _ in node.next_functions]
     return leaves
 
 
 def _address_of(tensor: Tensor) -> int:
-    """The address of the memory that a tensor lies in."""
     return int(tensor.untyped_storage().data_ptr())

@@ -124,15 +124,13 @@ class GraphRunner:
                 raise ValueError(f"{name} is {choice!r}, but must be one of {known}")
         buckets = Buckets(sizes, dim, padding)
         self._lazy = lazy or not buckets.listed
-        limits = (("max_graphs", max_graphs), ("max_bytes", max_bytes))
-        for name, number in (("warmup", warmup), *limits):
-            least = int(name != "warmup")
+        limits = (("max_graphs", max_graphs, 1), ("max_bytes", max_bytes, 1))
+        for name, number, least in (("warmup", warmup, 0), *limits):
             if number is not None and not isinstance(number, int):
                 raise TypeError(f"{name} is {number!r}, but must be an integer")
             if number is not None and number < least:
                 raise ValueError(f"{name} is {number}, but must be {least} or more")
-        for name, number in limits:
-            if number is not None and not self._lazy:
+            if number is not None and least and not self._lazy:
                 raise ValueError(f"{name} is {number}: it needs lazy=True or sizes='auto'")
         self._overflow, self._listed = overflow, buckets.listed
         if order != "given":

@@ -1,13 +1,11 @@
 """What a pool costs, of a running program or of a recorded one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from .._table import mib
-from .memory_map import MemoryMap, drawing
+from .memory_map import MemoryMap
 from .replay import POOL, new_pools, run, stock_bytes
 from .stock import growth, primed_bytes
 from .trace import Order, Trace, minimum_bytes, most_live_bytes, replay_sequence, whole_pages
@@ -23,10 +21,9 @@ class GraphCost:
     numbers: range  # of its allocations in the pool
 
     @classmethod
-    def of(cls, name: object, took: Mapping[str, int]) -> GraphCost:
+    def of(cls, name: object, took: Mapping[str, int]) -> Self:
         """Of what the core or the adapter says that a capture took."""
-        needed = took["peak_bytes"] - took["live_before_bytes"]
-        first = took["first_allocation"]
+        needed, first = took["peak_bytes"] - took["live_before_bytes"], took["first_allocation"]
         numbers = range(first, first + took["allocations"])
         return cls(str(name), took["added_bytes"], needed, numbers)
 
@@ -91,28 +88,29 @@ class PoolCost:
         """See docs/api.md."""
         held = ("stock", "expandable", "primed")
         sizes = ("minimum", "reserved", "stock_growth", "saved", "apart")
+        graphs = [(graph.name, graph.needed, graph.added) for graph in self.graphs]
+        of_graph = ("name", "needed_bytes", "added_bytes")
         return {
             **{name: getattr(self, name) for name in ("name", "kind", "execs")},
             "order": self.order or None,
             **{f"{name}_reserved_bytes": getattr(self, name) for name in held},
             **{f"{name}_bytes": getattr(self, name) for name in sizes},
-            "graphs": [
-                {"name": graph.name, "needed_bytes": graph.needed, "added_bytes": graph.added}
-                for graph in self.graphs
-            ],
+            "graphs": [dict(zip(of_graph, graph, strict=True)) for graph in graphs],
         }
 
 
 def of_trace(
     trace: Trace, order: Order = "recorded", seed: int = 0, maps: bool = False
 ) -> PoolCost:
-    """What the graphs of a trace cost, by a replay. The core remembers all: there are at most
-    ``MAX_GRAPHS``.
-    """
+    """What the graphs of a trace cost, by a replay. The core remembers ``MAX_GRAPHS`` captures."""
     graphs = replay_sequence(trace, order, seed)
     pools = new_pools()
     drawn = MemoryMap() if maps else None
-    run(pools, graphs, None if drawn is None else drawing(pools, drawn))
+    for event, block in run(pools, graphs):
+        if drawn and block:
+            drawn.allocate(event.block, pools.pieces(block.address))
+        elif drawn:
+            drawn.free(event.block)
     costs = []
     for number, (graph, took) in enumerate(zip(graphs, pools.captures(POOL), strict=True), 1):
         # ``record`` does not know what was captured, and writes bytes there.

@@ -1,7 +1,7 @@
 """``cudagraph-pool demo``: what N graphs cost on PyTorch's own allocator, and what on the pool.
 
 With a GPU it captures a gated MLP, and ResNet-50 where there is torchvision. Without one it replays
-captures of the same two that were recorded on a GPU.
+captures of both that were recorded on one.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..integration.environment import VARIABLE
 from ..pools import GraphPool, stats
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 _TRACES: Final = Path(__file__).parents[1] / "traces"
 _MODELS: Final = {"mlp_asc": "gated MLP", "resnet50_asc": "ResNet-50"}
+_NO_GPU: Final = """
+There is no GPU here: captures that were recorded on an H200 were replayed through the
+pool's own code. What PyTorch's allocator takes is worked out by its rules.
+"""
 _NEXT: Final = """
 Next, of your own program: cudagraph-pool record -o traces train.py, then
 cudagraph-pool report --html report.html traces/*"""
@@ -35,22 +39,15 @@ _PASSES: Final = 10
 
 
 def run(seed: int) -> int:
-    """Runs the demo and returns its exit code: 0, or 1 if an output is wrong. Raises what keeps
-    graphs from being captured.
-    """
+    """Returns the exit code: 1 if an output is wrong. Raises what keeps it from capturing."""
     for changed in (VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ.pop(changed, None)  # before torch is imported: stock is compared as it comes
     print("Graphs of one model in one pool, one for each batch size, smallest first.\n")
-    gpu = _gpu_name()
-    if gpu is not None:
+    if gpu := _gpu_name():
         return _on_gpu(gpu, seed)
     costs = [of_trace(read_trace(_TRACES / f"{name}.json.gz")) for name in _MODELS]
     print(PoolReport([replace(cost, name=_MODELS[cost.name], order="") for cost in costs]))
-    print(
-        "\nThere is no GPU here: captures that were recorded on an H200 were replayed through the\n"
-        "pool's own code. What PyTorch's allocator takes is worked out by its rules."
-    )
-    print(_NEXT)
+    print(_NO_GPU + _NEXT)
     return 0
 
 
@@ -65,30 +62,21 @@ def _gpu_name() -> str | None:
 # With a GPU.
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
+class _Work(NamedTuple):
     """A model that is captured for many sizes."""
 
     name: str
     model: Callable[[Tensor], Tensor]
-    given: Tensor  # the input of the largest size; the others are its first rows
-    sizes: Sequence[int]
-    step: int  # rows that belong to one size
-
-    def input(self, size: int) -> Tensor:
-        return self.given[: size * self.step]
+    inputs: Sequence[Tensor]  # of each size: the first rows of that of the largest
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """What one allocator did with one model. ``outputs``: of each graph None if they are what eager
-    work computes, else their bits.
-    """
+class _Measured(NamedTuple):
+    """What one allocator did with one model."""
 
     cost: PoolCost
     capture: float  # seconds, of all graphs
     replay: float
-    outputs: list[Tensor | None]
+    outputs: list[Tensor | None]  # of a graph None if they are what eager work computes
 
 
 def _works() -> Iterator[_Work]:
@@ -96,13 +84,14 @@ def _works() -> Iterator[_Work]:
 
     torch.manual_seed(0)
     with torch.device("cuda"):
-        given = torch.empty(2048, 4096, dtype=torch.bfloat16)
-        yield _Work("gated MLP", _gated_mlp(), given, range(1, 129), 16)
+        rows = torch.empty(2048, 4096, dtype=torch.bfloat16)
+        yield _Work("gated MLP", _gated_mlp(), [rows[: 16 * n] for n in range(1, 129)])
         if importlib.util.find_spec("torchvision") is not None:
             from torchvision.models import resnet50
 
             images = torch.empty(64, 3, 224, 224, dtype=torch.float16)
-            yield _Work("ResNet-50", resnet50().half().eval(), images, range(1, 65), 1)
+            model = resnet50().half().eval()
+            yield _Work("ResNet-50", model, [images[:n] for n in range(1, 65)])
 
 
 def _gated_mlp(
@@ -110,11 +99,9 @@ def _gated_mlp(
 ) -> Callable[[Tensor], Tensor]:
     import torch
 
-    def weights(outputs: int, inputs: int) -> Tensor:
-        return torch.randn(outputs, inputs, dtype=torch.bfloat16) * inputs**-0.5
-
     shapes = ((wide, hidden), (wide, hidden), (hidden, wide))
-    parts = [[weights(*shape) for shape in shapes] for _ in range(layers)]
+    made = (torch.randn(n, k, dtype=torch.bfloat16) * k**-0.5 for n, k in shapes * layers)
+    parts = list(zip(made, made, made, strict=True))
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
 
     def model(x: Tensor) -> Tensor:
@@ -133,8 +120,8 @@ def _on_gpu(gpu: str, seed: int) -> int:
     with enabled():
         all_ours = [_measure(work, True, seed) for work in works]
     costs, said, is_right = [], [], True
+    names = ("minimum", "stock", "expandable", "primed")
     for work, stock, ours in zip(works, stocks, all_ours, strict=True):
-        names = ("minimum", "stock", "expandable", "primed")
         sizes = {name: getattr(stock.cost, name) for name in names}
         costs.append(replace(ours.cost, name=work.name, kind="-", **sizes))
         wrong, outputs = _judge(ours.outputs, stock.outputs)
@@ -149,15 +136,10 @@ def _on_gpu(gpu: str, seed: int) -> int:
 
 
 def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, str]:
-    """How many graphs are wrong, and the words for it.
-
-    A graph is right if its outputs equal eager's or, where those of stock's graph do not, stock's.
-    """
+    """How many are wrong, their outputs neither eager's nor stock's graph's, and the words."""
     equal = ours.count(None)
-    like_stock = sum(
-        own is not None and other is not None and own.equal(other)
-        for own, other in zip(ours, stock, strict=True)
-    )
+    pairs = zip(ours, stock, strict=True)
+    like_stock = sum(x is not None and y is not None and x.equal(y) for x, y in pairs)
     wrong = len(ours) - equal - like_stock
     parts = [f"outputs of {equal} of {len(ours)} graphs equal eager's bit for bit"]
     parts += [f"{like_stock} equal those of PyTorch's graphs, which differ"] * bool(like_stock)
@@ -166,32 +148,28 @@ def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, 
 
 
 def _measure(work: _Work, is_ours: bool, seed: int) -> _Measured:
-    """What one allocator does with one model."""
     import torch
 
     memory: Any = torch.cuda.memory
     with torch.no_grad():
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):  # libraries load what they need at their first use
-            outputs = [work.model(work.input(size)).clone() for size in reversed(work.sizes)][::-1]
+            outputs = [work.model(x).clone() for x in reversed(work.inputs)][::-1]
         torch.cuda.synchronize()
 
         def capture() -> tuple[Any, list[torch.cuda.CUDAGraph]]:
             pool: Any = GraphPool() if is_ours else torch.cuda.graph_pool_handle()
-            graphs = []
-            for size, output in zip(work.sizes, outputs, strict=True):
-                graphs.append(torch.cuda.CUDAGraph())
-                with torch.cuda.graph(graphs[-1], pool=pool.id if is_ours else pool, stream=stream):
-                    output.copy_(work.model(work.input(size)))
+            graphs = [torch.cuda.CUDAGraph() for _ in outputs]
+            for x, output, graph in zip(work.inputs, outputs, graphs, strict=True):
+                with torch.cuda.graph(graph, pool=pool.id if is_ours else pool, stream=stream):
+                    output.copy_(work.model(x))
             return pool, graphs
 
         start = time.perf_counter()
         pool, graphs = capture()
         seconds = time.perf_counter() - start, replay_seconds(graphs, _PASSES)
-        differing = [
-            _differing(work, size, graph, output, seed)
-            for size, graph, output in zip(work.sizes, graphs, outputs, strict=True)
-        ]
+        each = zip(work.inputs, graphs, outputs, strict=True)
+        differing = [_differing(work.model, *captured, seed) for captured in each]
         if is_ours:
             (found,) = (one for one in stats()["pools"] if one["id"] == pool.id)
             return _Measured(of_pool(found, None), *seconds, differing)
@@ -222,15 +200,12 @@ def replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph], passes: int) -> float
     return float(start.elapsed_time(end)) * 1e-3 / passes
 
 
-def _differing(
-    work: _Work, size: int, graph: torch.cuda.CUDAGraph, output: Tensor, seed: int
-) -> Tensor | None:
+def _differing(model: Any, x: Tensor, graph: Any, output: Tensor, seed: int) -> Tensor | None:
     """The bits of what a graph computes of fresh inputs, if they are not those of eager work."""
     import torch
 
-    torch.manual_seed(seed * 1_000_003 + size)
-    work.input(size).normal_()
-    expected = work.model(work.input(size)).clone()
+    torch.manual_seed(seed * 1_000_003 + len(x))
+    expected = model(x.normal_()).clone()
     output.fill_(-77)  # a graph that does nothing is found out
     graph.replay()
     torch.cuda.synchronize()

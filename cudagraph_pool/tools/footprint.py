@@ -1,9 +1,4 @@
-"""What a model takes eagerly, compiled, and with CUDA graphs.
-
-Each way runs in a process of its own, on the same arguments.
-"""
-
-from __future__ import annotations
+"""What a model takes eagerly, compiled, and with CUDA graphs, each in a process of its own."""
 
 import importlib
 import json
@@ -17,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from .._table import format_table, mib
 from ..integration.environment import VARIABLE
+from ..switch import enable
 from .plot import STYLE
 
 _MIB: Final = 1 << 20
@@ -25,8 +21,6 @@ _ROUNDS: Final = 5
 
 
 class Way(NamedTuple):
-    """One way to run a model."""
-
     compile: Mapping[str, Any] | None = None  # arguments of torch.compile, if it is compiled
     ours: bool = False  # whether its graphs are in our pool
 
@@ -70,55 +64,26 @@ Found = Mapping[str, "Footprint | str"]
 
 
 def needing_kernels(ways: Sequence[str]) -> list[str]:
-    """One way for each set of kernels. To tune and compile them takes memory too, and only of the
-    first process that needs them: one before those that are measured.
-    """
+    """One for each set of kernels: to compile them takes memory of the first that needs them."""
     compiled = [way for way in ways if WAYS[way].compile is not None]
     first = {json.dumps(WAYS[way].compile): way for way in reversed(compiled)}
     return sorted(first.values(), key=compiled.index)
 
 
-class WorkerError(Exception):
-    """A process failed; ``stderr`` is all that it printed there."""
-
-    def __init__(self, message: str, stderr: str = "") -> None:
-        super().__init__(message)
-        self.stderr = stderr
-
-
-def run_python(
-    arguments: Sequence[str], environment: Mapping[str, str], seconds: float | None = None
-) -> Any:
-    """Runs Python with these arguments; returns what it prints as its last line, which is JSON.
-    Raises WorkerError, also if that takes longer than ``seconds``.
-    """
-    command = [sys.executable, *arguments]
-    try:
-        done = subprocess.run(command, env=environment, capture_output=True, timeout=seconds)
-    except subprocess.TimeoutExpired as late:
-        said = (late.stderr or b"").decode(errors="replace")
-        raise WorkerError(f"no answer in {seconds} s", said) from None
-    lines, said = done.stdout.splitlines(), done.stderr.decode(errors="replace")
-    if done.returncode or not lines:
-        last = said.strip().rpartition("\n")[2]
-        raise WorkerError(f"the process ended with code {done.returncode}: {last}", said)
-    return json.loads(lines[-1])
-
-
 def measure_apart(
     function: str, way: str, train: bool, environment: Mapping[str, str] = os.environ
 ) -> Footprint | str:
-    """What a way took in a process of its own, or what went wrong. It enables the pool itself, or
-    measures without: the environment does not.
-    """
+    """What a way took in a process of its own, or what went wrong."""
     # The package that this process runs, not one that lies in the current folder.
     paths = [str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")]
     environment = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, paths)), VARIABLE: "0"}
-    try:
-        answer = run_python(["-P", "-m", __name__, function, way, *["train"] * train], environment)
-    except WorkerError as error:
-        return str(error)
-    return Footprint(**answer)
+    command = [sys.executable, "-P", "-m", __name__, function, way, *["train"] * train]
+    done = subprocess.run(command, env=environment, capture_output=True)
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines:
+        last = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        return f"the process ended with code {done.returncode}: {last}"
+    return Footprint(**json.loads(lines[-1]))
 
 
 def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
@@ -126,8 +91,6 @@ def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
     import torch
 
     if way.ours:
-        from cudagraph_pool import enable
-
         enable()
     torch.cuda.synchronize()  # from here on there is a context
     before = _used()
@@ -149,11 +112,8 @@ def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
                     _loss(output).backward()
                 del output
     torch.cuda.synchronize()
-    pools = [
-        segment["total_size"]
-        for segment in torch.cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) != (0, 0)
-    ]
+    segments = torch.cuda.memory_snapshot()
+    pools = [s["total_size"] for s in segments if tuple(s["segment_pool_id"]) != (0, 0)]
     if way.has_graphs and not pools:
         raise RuntimeError("torch.compile made no CUDA graphs of it")
     return Footprint(
@@ -177,9 +137,7 @@ def _made(returned: Any) -> tuple[Callable[..., Any], list[tuple[Any, ...]]]:
 
 
 def _loss(output: Any) -> Any:
-    """A number to be made smaller: the output itself, or the mean of its first tensor that a
-    gradient can come from.
-    """
+    """The output itself, or the mean of its first tensor that a gradient can come from."""
     from torch.utils._pytree import tree_leaves
 
     for first in tree_leaves(output):
@@ -189,9 +147,7 @@ def _loss(output: Any) -> Any:
 
 
 def used_by(process: int) -> int | None:
-    """Bytes of devices that a process has, as the driver counts them, in MiB; None where it does
-    not say.
-    """
+    """Bytes of devices that a process has, to the MiB; None where the driver does not say."""
     query = ("--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits")
     try:
         done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True)
@@ -211,9 +167,7 @@ def _used() -> int:
 
 
 def ratio(found: Found, way: str) -> float | None:
-    """The compression ratio, as PyTorch's dashboard has it: the peak of what is allocated eagerly,
-    divided by this one's.
-    """
+    """PyTorch's dashboard's: the peak of what is allocated eagerly, divided by this one's."""
     measured = _measured(found)
     if "eager" not in measured or way not in measured:
         return None
@@ -221,7 +175,6 @@ def ratio(found: Found, way: str) -> float | None:
 
 
 def table(found: Found) -> str:
-    """Sizes in MiB."""
     rows = [["way", "allocated", "ratio", "reserved", "graph pool", "driver", "held"]]
     for way, own in _measured(found).items():
         compression = ratio(found, way)
@@ -245,9 +198,7 @@ def _measured(found: Found) -> dict[str, Footprint]:
 
 
 def draw(models: Mapping[str, Found], path: Path) -> None:
-    """A picture: for each model what each way holds, and of it what tensors occupied at the peak,
-    with the compression ratio beside it.
-    """
+    """For each model what each way holds, and of it what tensors occupied at the peak."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -288,12 +239,10 @@ def _draw_model(panel: Any, name: str, found: Found) -> None:
 
 def _work(function: str, way: str, train: str = "") -> None:
     """The process of one way; its last line on stdout is JSON."""
-    answer = sys.stdout
-    sys.stdout = sys.stderr  # whatever the model prints
+    answer, sys.stdout = sys.stdout, sys.stderr  # whatever the model prints
     sys.path.insert(0, "")  # modules of the current folder are found
     module, _, name = function.partition(":")
-    make = getattr(importlib.import_module(module), name)
-    measured = measure(make, WAYS[way], bool(train))
+    measured = measure(getattr(importlib.import_module(module), name), WAYS[way], bool(train))
     print(json.dumps(asdict(measured)), file=answer)
 
 

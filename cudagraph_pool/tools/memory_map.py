@@ -1,18 +1,13 @@
-"""The memory map of a pool: which graph had which of its bytes, and when.
-
-Time is counted in operations: allocations and frees of the pool, in their order.
-"""
-
-from __future__ import annotations
+"""The memory map of a pool: which graph had which of its bytes, and when, counted in operations."""
 
 import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from .. import _core
-from .trace import GRANULE_BYTES, PAGE_BYTES, Event, round_up
+from .trace import GRANULE_BYTES, PAGE_BYTES, round_up
 
+Piece = tuple[int, int, int]  # of physical memory: a page, and in it an offset and a length
 Stretch = tuple[int, int]  # physical bytes [begin, end) of a pool, by the numbers of its pages
 
 
@@ -25,8 +20,6 @@ class Operation(NamedTuple):
 
 @dataclass(slots=True)
 class Placed:
-    """Where a block lay."""
-
     born: int  # the operation that allocated it
     stretches: list[Stretch]  # several if it was stitched
     died: int | None = None  # the operation that freed it; None if it lives
@@ -41,7 +34,8 @@ class MemoryMap:
     first_allocation: int = 0  # how many allocations the pool had made before
     _live: dict[int, Placed] = field(default_factory=dict)  # by what names a block
 
-    def allocate(self, block: int, stretches: list[Stretch]) -> None:
+    def allocate(self, block: int, pieces: Iterable[Piece], page_bytes: int = PAGE_BYTES) -> None:
+        stretches = joined((page * page_bytes + at, length) for page, at, length in pieces)
         self._live[block] = Placed(self.operations, stretches)
         self.placed.append(self._live[block])
         self.operations += 1
@@ -53,24 +47,8 @@ class MemoryMap:
             self.operations += 1
 
 
-def drawing(pools: _core.PoolSet, drawn: MemoryMap) -> Callable[[Event, _core.Block | None], None]:
-    """Draws the map of a replay: a :class:`cudagraph_pool.tools.replay.Watcher`."""
-
-    def draw(event: Event, block: _core.Block | None) -> None:
-        if block is None:
-            drawn.free(event.block)
-            return
-        pieces = pools.pieces(block.address)
-        stretches = joined((page * PAGE_BYTES + at, length) for page, at, length in pieces)
-        drawn.allocate(event.block, stretches)
-
-    return draw
-
-
 def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any]) -> MemoryMap:
-    """The map of a pool of this process, of which the adapter made the snapshot, from what was done
-    in any pools since some moment.
-    """
+    """The map of a pool that the adapter made the snapshot of, by what was done in any pools."""
     page_bytes = snapshot["stats"]["page_bytes"]
     ranges = sorted((entry["address"], entry["pages"]) for entry in snapshot["ranges"])
     begins = [address for address, _ in ranges]
@@ -84,8 +62,7 @@ def map_of_history(operations: Iterable[Operation], snapshot: Mapping[str, Any])
         begin = operation.address - address
         end = begin + round_up(operation.size, GRANULE_BYTES)
         if end <= len(pages) * page_bytes:
-            pieces = _pieces(pages, page_bytes, begin, end)
-            result.allocate(operation.address, joined(pieces))
+            result.allocate(operation.address, _pieces(pages, page_bytes, begin, end), page_bytes)
     result.first_allocation = snapshot["stats"]["allocations"] - len(result.placed)
     return result
 
@@ -97,12 +74,12 @@ def operation_of(entry: Mapping[str, Any]) -> Operation | None:
     return Operation(entry["addr"], 0) if entry["action"] == "free_requested" else None
 
 
-def _pieces(pages: Sequence[int], page_bytes: int, begin: int, end: int) -> Iterable[Stretch]:
-    """The physical bytes, and their number, behind [begin, end) of a range."""
+def _pieces(pages: Sequence[int], page_bytes: int, begin: int, end: int) -> Iterable[Piece]:
+    """What is behind [begin, end) of a range."""
     while begin < end:
         offset = begin % page_bytes
         length = min(page_bytes - offset, end - begin)
-        yield pages[begin // page_bytes] * page_bytes + offset, length
+        yield pages[begin // page_bytes], offset, length
         begin += length
 
 

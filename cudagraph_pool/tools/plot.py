@@ -1,7 +1,5 @@
 """Pictures of a pool's memory, by matplotlib."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import os
@@ -46,9 +44,7 @@ def require_matplotlib() -> None:
 def draw(
     cost: PoolCost, file: str | os.PathLike[str] | IO[bytes], format: str | None = None
 ) -> None:
-    """Draws what a pool costs, how it grew, and where in it everything lay by its map. The file's
-    ending says in which format, unless ``format`` does: png, svg, pdf.
-    """
+    """Draws a pool's cost, growth and map. The file's ending, or ``format``, is png, svg or pdf."""
     require_matplotlib()
     from matplotlib import rc_context
     from matplotlib.figure import Figure
@@ -57,9 +53,8 @@ def draw(
     title = name + cost.headline().removeprefix(cost.name)
     with rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        figure = Figure(figsize=(10, 8), layout="constrained")
-        parts: Any = figure.subfigures(2, 1, height_ratios=(2, 5))
-        top, bottom = parts
+        figure: Any = Figure(figsize=(10, 8), layout="constrained")
+        top, bottom = figure.subfigures(2, 1, height_ratios=(2, 5))
         bars, curves = top.subplots(1, 2, width_ratios=(3, 2))
         _draw_bars(bars, cost)
         _draw_growth(curves, cost)
@@ -71,8 +66,7 @@ def draw(
 
 def _draw_bars(panel: Any, cost: PoolCost) -> None:
     for label, (name, colour) in _BARS.items():
-        size = getattr(cost, name)
-        if size is not None:
+        if (size := getattr(cost, name)) is not None:
             bar = panel.barh([label], [size / _MIB], color=colour)
             text = f"{mib(size)} MiB ({size / cost.minimum:.2f} ×)"
             panel.bar_label(bar, [text], padding=3)
@@ -91,8 +85,7 @@ def _draw_growth(panel: Any, cost: PoolCost) -> None:
         (cost.stock_growth or [], _STOCK, "PyTorch's own"),
         (ours, _OURS, "cudagraph_pool"),
     ):
-        held = [size / _MIB for size in sizes]
-        if held:
+        if held := [size / _MIB for size in sizes]:
             panel.step(range(1, len(held) + 1), held, where="post", color=colour, label=label, lw=2)
     panel.set_ylim(bottom=0)
     panel.set_xlabel("graphs captured")
@@ -103,8 +96,7 @@ def _draw_growth(panel: Any, cost: PoolCost) -> None:
 
 def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
     """Time to the right, places upwards; each graph has a colour, and what is stitched is hatched.
-
-    The shapes are a picture within the picture: tens of thousands would make a file of many MiB.
+    The shapes are a picture within it: tens of thousands would make a file of many MiB.
     """
     from matplotlib import colormaps
     from matplotlib.cm import ScalarMappable
@@ -120,10 +112,9 @@ def _draw_map(figure: Any, panel: Any, cost: PoolCost) -> None:
         shapes, faces = [], []
         for block, graph in zip(placed, graphs, strict=True):
             if (len(block.stretches) > 1) == bool(hatch):
-                end = cost.map.operations if block.died is None else block.died
+                begin, end = block.born, cost.map.operations if block.died is None else block.died
                 for stretch in block.stretches:
                     low, high = (place / _MIB for place in stretch)
-                    begin = block.born
                     shapes.append([(begin, low), (end, low), (end, high), (begin, high)])
                     faces.append(_OUTSIDE if graph is None else colours.to_rgba(graph))
         look = {"edgecolors": "white", "linewidths": 0} if hatch else {"edgecolors": "none"}

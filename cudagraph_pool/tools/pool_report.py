@@ -71,12 +71,8 @@ class PoolReport:
         except ModuleNotFoundError:
             what = "a page needs jinja2, which is not installed here"
             raise ImportError(f"{what}: pip install 'cudagraph-pool[report]'") from None
-        templates = Environment(
-            loader=PackageLoader(__package__, "."),
-            autoescape=True,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        own = PackageLoader(__package__, ".")
+        templates = Environment(loader=own, autoescape=True, trim_blocks=True, lstrip_blocks=True)
         rows = _rows(self.pools) if self.pools else []
         page = templates.get_template("report.html").render(
             lines=[*_of_process(self.process), *_in_all(self.pools)],

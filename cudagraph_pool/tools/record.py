@@ -1,12 +1,10 @@
 """``cudagraph-pool record``: a program's captures, written as traces that ``replay`` takes.
 
-As with ``run`` every process of the program is served through the environment, and the program
-itself stays as it is, on PyTorch's own allocator. What it allocates is in torch's memory history;
-which of it is a capture's is known by marks in there: snapshots, taken when a capture begins and
-when it has ended. The latter also says where the pool's memory lies.
+As with ``run`` every process of the program is served through the environment, on PyTorch's own
+allocator. What it allocates is in torch's memory history; which of it is a capture's is known by
+marks in there: snapshots, taken when a capture begins and when it has ended. The latter also says
+where the pool's memory lies.
 """
-
-from __future__ import annotations
 
 import functools
 import gzip
@@ -29,8 +27,6 @@ _END: Final = "cudagraph_pool: a capture has ended, number"
 
 
 class Capture(NamedTuple):
-    """One that was recorded."""
-
     number: int  # of its marks
     device: int
     pool: tuple[int, int]
@@ -66,19 +62,14 @@ class Recorder:
 
     def _note(self, graph: Any, segments: Iterable[Mapping[str, Any]]) -> None:
         pool, device = tuple(graph.pool()), self._cuda.current_device()
-        spans = [
-            (segment["address"], segment["address"] + segment["total_size"])
-            for segment in segments
-            if tuple(segment["segment_pool_id"]) == pool and segment["device"] == device
-        ]
+        own = [s for s in segments if (tuple(s["segment_pool_id"]), s["device"]) == (pool, device)]
+        spans = [(s["address"], s["address"] + s["total_size"]) for s in own]
         reserved = 0 if is_enabled() else sum(end - begin for begin, end in spans)
         self._captures.append(Capture(graph._recorded_as, device, pool, spans, reserved))
 
     def _mark(self, text: str) -> Any:
-        """Leaves a mark in the history; returns all segments.
-
-        Not those of one pool: given a pool's id, torch 2.11 releases one reference too many of both
-        its numbers at each call, and crashes after a few.
+        """Leaves a mark in the history; returns all segments. (Asked for those of one pool, torch
+        2.11 releases one reference too many of its id at each call, and crashes after a few.)
         """
         memory = self._cuda.memory
         before = memory._get_memory_metadata()
@@ -118,17 +109,13 @@ def start(folder: str) -> None:
 def traces_of(
     history: Sequence[Sequence[Mapping[str, Any]]], captures: Iterable[Capture]
 ) -> list[dict[str, Any]]:
-    """A trace of each pool that was captured into, but for what names it.
-
-    A block that is freed between two captures is freed at the start of the second; one that was
-    not allocated in a capture is not there. ``history`` has the entries of torch's for each device.
+    """A trace of each pool that was captured into, but for what names it. What is freed between two
+    captures is freed at the start of the second. ``history`` has torch's entries for each device.
     """
     known = list(captures)
-    pools = [
-        pool
-        for device, entries in enumerate(history)
-        for pool in _pools(entries, {c.number: c for c in known if c.device == device})
-    ]
+    pools: list[_Pool] = []
+    for device, entries in enumerate(history):
+        pools += _pools(entries, {c.number: c for c in known if c.device == device})
     return [pool.document() for pool in pools if any(pool.graphs)]
 
 
@@ -162,19 +149,17 @@ def _pools(entries: Iterable[Mapping[str, Any]], known: Mapping[int, Capture]) -
             capture = known.get(int(digits)) if text in (_BEGIN, _END) else None
             if capture is not None:
                 pool = pools.setdefault(capture.pool, _Pool())
-                if text == _END:
-                    pool.open.pop(capture.number, None)
-                    continue
-                pool.open[capture.number] = capture
-                pool.graphs.append(pool.late)
-                pool.stock.append(capture.reserved_bytes)
-                pool.late = []
+                pool.open.pop(capture.number, None)
+                if text == _BEGIN:
+                    pool.open[capture.number] = capture
+                    pool.graphs.append(pool.late)
+                    pool.stock.append(capture.reserved_bytes)
+                    pool.late = []
             continue
         address, size = operation_of(entry) or (0, 0)
         if size:
-            under_way = ((c, pool) for pool in pools.values() for c in pool.open.values())
-            owner = next((pool for capture, pool in under_way if capture.holds(address)), None)
-            if owner is not None:
+            holding = (p for p in pools.values() if any(c.holds(address) for c in p.open.values()))
+            if owner := next(holding, None):
                 block, stream = next(blocks), streams.setdefault(entry["stream"], len(streams))
                 owner.graphs[-1].append(Event(block, size, stream))
                 live[address] = owner, block

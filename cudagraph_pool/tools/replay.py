@@ -1,10 +1,8 @@
 """Replays recorded captures through the real core, on the host driver."""
 
-from __future__ import annotations
-
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Final, TextIO
 
 from tqdm import tqdm
@@ -15,30 +13,26 @@ from .trace import MAX_LIVE_BYTES, Event, Graph, Order, Trace, minimum_bytes, re
 POOL: Final = (0, 1)
 
 
-# Is told what a replay has done, with the block of an allocation, as soon as it is done.
-Watcher = Callable[[Event, _core.Block | None], None]
-
-
 def replay(
     trace: Trace, order: Order = "recorded", seed: int = 0, placements: TextIO | None = None
 ) -> dict[str, Any]:
     """Replays a trace into one pool, one capture scope for each graph. Returns what it cost.
 
-    The driver only counts: a replay touches no memory, and the core decides the same. Sizes are
-    bytes. What stock reserved is known of the order in which graphs were recorded only, and not of
-    captures that were made up. ``placements`` gets, as JSON lines, the physical bytes of each
-    block, and the seconds are with the time for that.
-
-    Raises:
-        MemoryError: if the driver runs out of pages.
-        RuntimeError: if the core refuses, which is a bug.
+    The driver only counts. Sizes are bytes. ``placements`` gets, as JSON lines, the physical bytes
+    of each block; the seconds are with that. Raises MemoryError if the driver runs out of pages,
+    RuntimeError if the core refuses, which is a bug.
     """
     graphs = replay_sequence(trace, order, seed)
-    pools = new_pools()
-    seconds = run(pools, graphs, _writing(pools, placements) if placements else None)
+    pools, pages = new_pools(), 0
+    start = time.perf_counter()
+    for event, block in run(pools, graphs):
+        if placements:
+            placements.writelines(_lines(pools, event, block, pages))
+            pages = pools.stats(POOL).pages
+    seconds = time.perf_counter() - start
     stats = pools.stats(POOL)
     if placements:
-        _write(placements, {"op": "end", "reserved_bytes": stats.reserved_bytes})
+        placements.write(f'{{"op": "end", "reserved_bytes": {stats.reserved_bytes}}}\n')
     minimum = minimum_bytes(graphs)
     return {
         "name": trace.name,
@@ -61,16 +55,13 @@ def new_pools() -> _core.PoolSet:
 
 
 def stock_bytes(trace: Trace, graphs: list[Graph]) -> int | None:
-    """What stock reserved for the trace's graphs in this order, if that is known."""
+    """What stock reserved for them, which is known in the recorded order, and of real captures."""
     return (trace.stock_reserved_bytes or None) if graphs is trace.graphs else None
 
 
-def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> float:
-    """Makes the calls; returns the time they and the watcher took. Of what takes longer than a
-    second a terminal shows how far it is.
-    """
+def run(pools: _core.PoolSet, graphs: list[Graph]) -> Iterator[tuple[Event, _core.Block | None]]:
+    """Makes the calls, and yields each, with the block of an allocation, when it is made."""
     addresses: dict[int, int] = {}
-    start = time.perf_counter()
     for graph in tqdm(graphs, unit="graph", delay=1, leave=False, disable=None):
         pools.begin_scope(POOL, _core.ScopeKind.CAPTURE)
         for event in graph.events:
@@ -80,30 +71,19 @@ def run(pools: _core.PoolSet, graphs: list[Graph], watcher: Watcher | None) -> f
                 addresses[event.block] = block.address
             else:
                 pools.free(addresses.pop(event.block))
-            if watcher:
-                watcher(event, block)
+            yield event, block
         pools.end_scope(POOL)
-    return time.perf_counter() - start
 
 
-def _writing(pools: _core.PoolSet, file: TextIO) -> Watcher:
-    """Writes what the core decided, for an outside validator."""
-    pages = 0
-
-    def write(event: Event, block: _core.Block | None) -> None:
-        nonlocal pages
-        if block is None:
-            _write(file, {"op": "free", "id": event.block})
-            return
+def _lines(
+    pools: _core.PoolSet, event: Event, block: _core.Block | None, pages: int
+) -> Iterator[str]:
+    """What the core decided, for an outside validator that has been told of so many pages."""
+    lines: list[dict[str, Any]] = [{"op": "free", "id": event.block}]
+    if block is not None:
         stats = pools.stats(POOL)
-        for page in range(pages, stats.pages):  # numbered in the order in which they are made
-            _write(file, {"op": "page", "page": page, "bytes": stats.page_bytes})
-        pages = stats.pages
+        made = range(pages, stats.pages)  # numbered in the order in which they are made
+        lines = [{"op": "page", "page": page, "bytes": stats.page_bytes} for page in made]
         place = {"va": block.address, "pages": pools.pieces(block.address)}
-        _write(file, {"op": "alloc", "id": event.block, "bytes": block.bytes, **place})
-
-    return write
-
-
-def _write(file: TextIO, line: dict[str, object]) -> None:
-    file.write(json.dumps(line) + "\n")
+        lines += [{"op": "alloc", "id": event.block, "bytes": block.bytes, **place}]
+    return (json.dumps(line) + "\n" for line in lines)

@@ -1,12 +1,9 @@
 """Reads what ``torch.cuda.memory._dump_snapshot()`` has written, which a user may have already.
 
-A snapshot has the segments of every graph pool, and the memory history if that was recorded. It
-does not say where captures began and ended: all that happened in a pool stands for one graph.
-
-As of traces, nothing in it is trusted: of a pickle only plain values are read.
+It has the segments of graph pools, and the memory history if that was recorded. Where captures
+began it does not say: all that happened in a pool stands for one graph. As of traces, nothing in it
+is trusted: of a pickle only plain values are read.
 """
-
-from __future__ import annotations
 
 import bisect
 import io
@@ -26,11 +23,7 @@ _DAMAGED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, Valu
 
 
 def read_traces(path: str | os.PathLike[str]) -> list[Trace]:
-    """Reads a trace, or of a snapshot a trace of each graph pool in it.
-
-    Raises:
-        TraceError: The file cannot be read, or is neither.
-    """
+    """Reads a trace, or of a snapshot a trace of each graph pool in it. Raises TraceError."""
     name = os.fspath(path)
     with trace.errors_of(name):
         data = trace.read_bytes(name, MAX_BYTES)
@@ -54,8 +47,6 @@ class _Unpickler(pickle.Unpickler):
 
 @dataclass(slots=True)
 class _Pool:
-    """A graph pool."""
-
     reserved: int = 0  # what its segments have, in bytes
     live: dict[int, tuple[int, int]] = field(default_factory=dict)  # by address: size and stream
     # Allocations, as an address, a size and a stream. A free has the size 0.

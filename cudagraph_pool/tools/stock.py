@@ -1,10 +1,8 @@
-"""What a pool of PyTorch's own allocator would reserve for recorded captures, worked out.
+"""What a pool of PyTorch's own allocator would reserve for recorded captures, as in torch 2.11.
 
-With the defaults of torch 2.11. A trace does not say which blocks other streams have used, and are
-held for them, so of captures on several streams it is too little.
+A trace does not say which blocks other streams have used, and are held for them, so of captures on
+several streams it is too little.
 """
-
-from __future__ import annotations
 
 import bisect
 from collections import defaultdict
@@ -25,9 +23,7 @@ _Kind = tuple[int, bool]  # a stream, and whether blocks are small: what differs
 
 
 class StockPool:
-    """A block gets the best fit of what is free, else a segment, or a longer one if they are
-    ``expandable``.
-    """
+    """A block gets the best fit of what is free, else a segment, which may be ``expandable``."""
 
     def __init__(self, expandable: bool = False) -> None:
         self.reserved = 0  # bytes
@@ -92,9 +88,7 @@ class StockPool:
 
 
 def growth(graphs: Sequence[Graph], primed: int = 0, expandable: bool = False) -> list[int]:
-    """What one pool holds after each of them, in which a block of ``primed`` bytes was allocated
-    and freed first.
-    """
+    """What one pool holds after each, in which ``primed`` bytes were allocated and freed first."""
     pool = StockPool(expandable)
     stream = next(event.stream for graph in graphs for event in graph.events)
     if primed:

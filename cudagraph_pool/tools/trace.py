@@ -1,12 +1,8 @@
-"""Recorded captures: reads them, and says in which order their graphs are replayed.
-
-docs/trace_format.md says how they are written.
+"""Recorded captures, as docs/trace_format.md has them, and in which order they are replayed.
 
 Traces come from elsewhere, so nothing in them is trusted: whatever does not fit ends in a
 :class:`TraceError` that says which file, where in it, and what is wrong.
 """
-
-from __future__ import annotations
 
 import contextlib
 import gzip
@@ -14,10 +10,10 @@ import io
 import json
 import os
 import random
-import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any, Final, Literal, NamedTuple
 
 Order = Literal["recorded", "asc", "desc", "shuffled"]
@@ -92,11 +88,7 @@ class Trace:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Reads a recorded capture: JSON, or gzip of it; ``-`` is standard input.
-
-    Raises:
-        TraceError: if the file cannot be read, or is not a trace from its first to its last byte.
-    """
+    """Reads a recorded capture: JSON, or gzip of it; ``-`` is standard input. Raises TraceError."""
     name = os.fspath(path)
     with errors_of(name):
         return parse_trace(name, read_bytes(name, MAX_JSON_BYTES))
@@ -105,9 +97,8 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
 def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
     """The graphs of a trace in another order.
 
-    Keys are sorted stably. In another order than the recorded one a free that stands in another
-    graph than its allocation happens at the start of the graph after its own; it never happens if
-    its own is the last.
+    Keys are sorted stably. Then a free that stands in another graph than its allocation happens at
+    the start of the graph after its own; it never happens if its own is the last.
     """
     graphs = trace.graphs
     places = list(range(len(graphs)))
@@ -118,34 +109,24 @@ def replay_sequence(trace: Trace, order: Order, seed: int = 0) -> list[Graph]:
     if places == sorted(places):
         return graphs
 
-    position = {place: index for index, place in enumerate(places)}
-    late_frees: list[list[Event]] = [[] for _ in range(len(places) + 1)]
-    own_events: list[list[Event]] = [[] for _ in places]
+    late: list[list[Event]] = [[] for _ in graphs]  # frees after each
+    own: list[list[Event]] = [[] for _ in graphs]
     born: dict[int, int] = {}  # by block
     for place, graph in enumerate(graphs):
         for event in graph.events:
-            born.setdefault(event.block, place)
-            home = position[born[event.block]]
-            (own_events[home] if born[event.block] == place else late_frees[home + 1]).append(event)
-    return [
-        Graph(graphs[place].key, late_frees[index] + own_events[index])
-        for index, place in enumerate(places)
-    ]
+            home = born.setdefault(event.block, place)
+            (own if home == place else late)[home].append(event)
+    before = [[], *(late[place] for place in places)]
+    return [Graph(graphs[p].key, frees + own[p]) for p, frees in zip(places, before, strict=False)]
 
 
 def minimum_bytes(graphs: list[Graph]) -> int:
-    """The least that any allocator with stable addresses can reserve for a sequence of graphs.
-
-    That is the largest sum of live blocks at any moment, each rounded up to a granule, rounded up
-    to a page.
-    """
+    """What any allocator with stable addresses reserves at least: what lives at most, in pages."""
     return whole_pages(most_live_bytes(event for graph in graphs for event in graph.events))
 
 
 def most_live_bytes(events: Iterable[Event]) -> int:
-    """The largest sum at any moment of the blocks that they allocate, each rounded up to a granule.
-    Frees of others are left out.
-    """
+    """The largest sum at any moment of the blocks that they allocate, in granules."""
     sizes: dict[int, int] = {}
     live = peak = 0
     for event in events:
@@ -159,7 +140,6 @@ def most_live_bytes(events: Iterable[Event]) -> int:
 
 
 def whole_pages(size: int) -> int:
-    """Rounded up to a page."""
     return round_up(size, PAGE_BYTES)
 
 
@@ -181,9 +161,7 @@ def read_bytes(path: str, most: int) -> bytes:
 
 
 def parse_trace(path: str, data: bytes) -> Trace:
-    """The trace that a file holds. Of its JSON no more than the limit is ever held, also of what is
-    compressed. Raises TraceError without the file's name.
-    """
+    """Raises TraceError without the file's name. Of its JSON no more than the limit is held."""
     if data.startswith(PICKLED):
         what = "a pickle, as torch.cuda.memory._dump_snapshot() writes it: report reads these"
         raise TraceError("", what)
@@ -191,16 +169,15 @@ def parse_trace(path: str, data: bytes) -> Trace:
         if data.startswith(b"\x1f\x8b") and len(data) <= MAX_JSON_BYTES:
             with gzip.GzipFile(fileobj=io.BytesIO(data)) as compressed:
                 data = compressed.read(MAX_JSON_BYTES + 1)
-        if len(data) > MAX_JSON_BYTES:
-            what = f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON"
-            raise TraceError("", what)
-        document = json.loads(data.decode())
     except (EOFError, OSError, zlib.error) as error:
         raise TraceError("", f"gzip is damaged: {error}") from None
+    if len(data) > MAX_JSON_BYTES:
+        what = f"the file goes on; a trace may hold {MAX_JSON_BYTES >> 20} MiB of JSON"
+        raise TraceError("", what)
+    try:
+        document = json.loads(data.decode())
     except RecursionError:
         raise TraceError("", "not a trace: JSON nested too deeply") from None
-    except TraceError:
-        raise
     except ValueError as error:
         raise TraceError("", f"not JSON: {error}") from None
     return _trace(path, document)
@@ -215,7 +192,6 @@ _GRAPH: Final[Fields] = {"key": NUMBERS, "stock?": NUMBERS, "events": list}
 
 
 def _trace(path: str, document: object) -> Trace:
-    """Checks a document and makes a :class:`Trace` of it."""
     top = _members(document, _TRACE, "")
     name, documents = top["name"], top["graphs"]
     if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
@@ -232,7 +208,7 @@ def _trace(path: str, document: object) -> Trace:
     return Trace(path, name, reserved, graphs, source=source)
 
 
-def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
+def _graph(document: object, where: str, blocks: "_Blocks") -> Graph:
     graph = _members(document, _GRAPH, where)
     blocks.events += len(graph["events"])
     if blocks.events > MAX_EVENTS:
@@ -242,8 +218,7 @@ def _graph(document: object, where: str, blocks: _Blocks) -> Graph:
         try:
             events.append(blocks.read(event))
         except TraceError as error:
-            error.where = f"{where}.events[{number}]"
-            raise
+            raise TraceError(f"{where}.events[{number}]", error.what) from None
     return Graph(graph["key"], events, graph.get("stock"))
 
 
@@ -280,14 +255,13 @@ class _Blocks:
             case [-1, block]:
                 why = "freed a second time" if block in self.sizes else "freed, but never allocated"
                 raise TraceError("", f"block {block} is {why}")
-        raise TraceError("", f"must be [1, id, bytes, stream] or [-1, id], is {_show(event)}")
+        raise TraceError("", f"must be [1, id, bytes, stream] or [-1, id], is {short(event)}")
 
 
 _KINDS: Final = {dict: "an object", list: "an array", str: "a string", int: "an integer"}
 
 
 def _members(value: object, fields: Fields, where: str) -> dict[str, Any]:
-    """An object, whose members are checked."""
     parent: dict[str, Any] = _checked(value, dict, where)
     for field, kind in fields.items():
         key = field.removesuffix("?")
@@ -302,15 +276,7 @@ def _checked(value: Any, kind: type | range, where: str) -> Any:
     """The value, if it is what may stand there; true and false are no integers."""
     expected = int if isinstance(kind, range) else kind
     if type(value) is not expected:
-        raise TraceError(where, f"must be {_KINDS[expected]}, is {_show(value)}")
+        raise TraceError(where, f"must be {_KINDS[expected]}, is {short(value)}")
     if isinstance(kind, range) and value not in kind:
-        raise TraceError(where, f"must be {kind[0]} to {kind[-1]}, is {_show(value)}")
+        raise TraceError(where, f"must be {kind[0]} to {kind[-1]}, is {short(value)}")
     return value
-
-
-def _show(value: object) -> str:
-    """A value, short and on one line."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:
-        return "a number of thousands of digits"
