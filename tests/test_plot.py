@@ -54,7 +54,9 @@ def test_picture(figures: list[Figure], tmp_path: Path) -> None:
     whole: Any
     stitched: Any
     whole, stitched = plane.collections
-    assert (whole.get_hatch(), stitched.get_hatch()) == (None, "/////")
+    assert (whole.get_hatch(), stitched.get_hatch()) == (None, plot._HATCH)
+    pixels = 750 / 10 / (6 * len(plot._HATCH))  # between lines, where 10 inches are 750 pixels
+    assert pixels >= 4, "closer ones make moiré"
     pieces = [len(placed.stretches) for placed in cost.map.placed]
     assert len(whole.get_paths()) == pieces.count(1)
     assert len(stitched.get_paths()) == sum(pieces) - pieces.count(1)
