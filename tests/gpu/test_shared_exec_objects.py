@@ -40,27 +40,6 @@ def attributes_of_a_reset_graph() -> set[str]:
     return set(vars(stock))
 
 
-def test_it_stays_a_cuda_graph() -> None:
-    pool = cgp.GraphPool()
-    x, y = fresh(64, seed=0), fresh(64, seed=1)
-    chain(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    identity = id(graph)
-    captured = capture(lambda: y.copy_(chain(x)), pool, graph)
-    assert captured is graph
-    assert id(graph) == identity
-    assert isinstance(graph, torch.cuda.CUDAGraph)
-    assert isinstance(graph, torch._C._CUDAGraph)
-    assert type(graph).__name__ == "CUDAGraph"
-    assert graph.pool() == pool.id
-    graph.note = "mine"
-    graph.reset()
-    assert type(graph) is torch.cuda.CUDAGraph
-    assert graph.note == "mine"
-    assert set(vars(graph)) - attributes_of_a_reset_graph() == {"note", "_keeps"}
-
-
 def test_reset_and_deletion_leave_the_others_alone() -> None:
     pool = cgp.GraphPool(max_execs=1)
     trail = Trail(pool, marks=4, spin=100_000)

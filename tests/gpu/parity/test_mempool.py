@@ -4,71 +4,8 @@ ours and does what a native one does. Captures into MemPools are in test_mempool
 
 from __future__ import annotations
 
-import cudagraph_pool as cgp
-
 from ..conftest import Run
-from ..work import adapter, capture_chain, chain, fresh, torch
-from .captures import memory_snapshot_of
 from .conftest import Side
-from .memory import ids, inside, new_bytes
-
-
-def test_no_split(side: Side) -> None:
-    split, whole = torch.cuda.MemPool(), torch.cuda.MemPool(no_split=True)
-    tensors = []
-    for _ in range(3):
-        for pool in (split, whole):
-            with torch.cuda.use_mem_pool(pool):
-                tensors.append(new_bytes(4))
-    if side == "ours":  # there are pages, of 2 MiB
-        with torch.cuda.use_mem_pool(whole):
-            tensors.append(torch.ones(16, device="cuda"))
-        blocks = adapter.snapshot(0, tuple(whole.id))["blocks"]
-        pages = [piece[0] for block in blocks for piece in block["pieces"]]
-        assert len(pages) == len(set(pages)) == 3 * 2 + 1
-        return
-    # A segment for blocks of this size holds 20 MiB: all three, or, unsplit, one.
-    assert len(memory_snapshot_of(split.id)) == 1
-    shown = memory_snapshot_of(whole.id)
-    assert len(shown) == 3
-    assert all(len(segment["blocks"]) == 1 for segment in shown)
-
-
-def test_a_mem_pool_from_before_the_switch(side: Side) -> None:
-    """Enabling and disabling while one is open changes nothing for it."""
-    cgp.disable()
-    pool = torch.cuda.MemPool()
-    with torch.cuda.use_mem_pool(pool):
-        first = new_bytes(3, 1)
-        if side == "ours":
-            cgp.enable()
-        second = new_bytes(3, 2)
-    with torch.cuda.use_mem_pool(pool):
-        third = new_bytes(3, 3)
-        if side == "ours":
-            cgp.disable()
-        fourth = new_bytes(3, 4)
-    for value, tensor in enumerate((first, second, third, fourth), 1):
-        assert inside(tensor, pool.id)
-        assert int(tensor[-1]) == value
-    assert ids() == []
-
-
-def test_mem_pools_left_to_the_base(side: Side) -> None:
-    if side == "ours":
-        cgp.enable(mempools=False)
-    pool = torch.cuda.MemPool()
-    captured = capture_chain(512, pool.id)
-    with torch.cuda.use_mem_pool(pool):
-        assert inside(new_bytes(3), pool.id)
-    assert ids() == []
-    if side == "ours":
-        cgp.enable()
-        other = torch.cuda.MemPool()
-        assert ids() == [tuple(other.id)]
-    x = fresh(512, seed=1)
-    assert torch.equal(captured.replay(x), chain(x))
-
 
 USE_ON_OOM = """
 import sys
