@@ -21,28 +21,6 @@ from .work import capture_chain, chain, fresh, torch
 pytestmark = pytest.mark.usefixtures("enabled")
 
 
-def test_why_captures_went_to_the_base(caplog: pytest.LogCaptureFixture) -> None:
-    before = cgp.stats()["captures"]["base_reasons"]
-    caplog.set_level("INFO", "cudagraph_pool")
-    kept = capture_chain(256, cgp.GraphPool().id)
-    cgp.disable()
-    try:
-        base = capture_chain(256, None)
-    finally:
-        cgp.enable()
-    older = capture_chain(256, base.graph.pool())
-    after = cgp.stats()["captures"]["base_reasons"]
-    assert {reason: after[reason] - before[reason] for reason in after} == {
-        "disabled": 1,
-        "mempool": 0,
-        "older_pool": 1,
-    }
-    said = [record.getMessage() for record in caplog.records]
-    assert said[0].startswith("disabled: ")
-    assert said[1].startswith("enabled: share_captures=False")
-    del kept, base, older
-
-
 @pytest.fixture
 def history() -> Iterator[None]:
     torch.cuda.memory._record_memory_history(context=None)

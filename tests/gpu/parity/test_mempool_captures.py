@@ -1,46 +1,12 @@
 """Captures into torch.cuda.MemPools, and MemPools inside captures."""
 
-# What fails in a capture fails once more where the capture ends.
-
 from __future__ import annotations
 
 import gc
 
 from ..work import capture_chain, chain, fresh, torch
-from .captures import Expect
 from .conftest import Side
 from .memory import ids, inside, new_bytes, settle
-
-# Since torch 2.14 a graph holds the MemPools that were used while it was captured.
-GRAPHS_RETAIN = hasattr(torch.cuda.CUDAGraph, "pools")
-
-
-def test_a_mem_pool_inside_a_capture(side: Side) -> None:
-    """Newest route first: the thread's, so the tensor is the MemPool's although it is captured."""
-    pool = torch.cuda.MemPool()
-    x = fresh(512, seed=0)
-    chain(x)
-    graph = torch.cuda.CUDAGraph()
-    with Expect(side, 1), torch.cuda.graph(graph):
-        y = chain(x)
-        with torch.cuda.use_mem_pool(pool):
-            assert pool.use_count() == 2 + GRAPHS_RETAIN
-            z = y + 1
-        w = z * 2
-        with torch.cuda.use_mem_pool(pool):
-            v = w + 3
-    assert pool.use_count() == 1 + GRAPHS_RETAIN
-    assert inside(z, pool.id)
-    assert inside(v, pool.id)
-    assert not inside(y, pool.id)
-    assert not inside(w, pool.id)
-    if side == "ours":
-        assert len(ids()) == 2
-    x.copy_(fresh(512, seed=1))
-    graph.replay()
-    assert torch.equal(v, (chain(x) + 1) * 2 + 3)
-    with torch.cuda.use_mem_pool(pool):  # the capture is over
-        assert inside(new_bytes(3), pool.id)
 
 
 def test_eager_work_after_a_capture_waits_for_its_replays(side: Side) -> None:
