@@ -75,8 +75,7 @@ def test_the_oracle(scenario: Scenario) -> None:
     apart = {tensor: [(tensor, 0, 4096)] for tensor in range(last + 1)}
     assert taken_too_early(program, apart) == []
     shared = {**apart, last: [(first, 256, 512), (last, 0, 3584)]}
-    allowed = scenario.is_shared or scenario.is_stricter
-    assert taken_too_early(program, shared) == ([] if allowed else [(first, last)])
+    assert taken_too_early(program, shared) == ([] if scenario.is_shared else [(first, last)])
 
 
 class FakeStream:
