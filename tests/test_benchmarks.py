@@ -21,7 +21,6 @@ import multi_stream
 import pytest
 import readme_table
 import shared_execs
-import trace_to_text
 import vllm_engine
 from fake_team import faked
 from small_trace import TRACES
@@ -208,20 +207,6 @@ def test_what_workers_are_asked_for_is_there() -> None:
     assert {*const_memory.WORKLOADS, *groups} <= WORKLOADS.keys()
     kinds = {"graphs": "mlp", "execs": "deep", "streams": "2x1000-a0.1-f0.3@7", "replays": "mlp"}
     assert all(callable(_worker.KINDS[kind]([name], "stock")) for kind, name in kinds.items())
-
-
-def test_traces_as_text_say_the_same(tmp_path: Path) -> None:
-    source = next(path for path in TRACES if path.name.startswith("gpt2"))
-    assert trace_to_text.main([str(source), "--output", str(tmp_path)]) == 0
-    trace = read_trace(source)
-    words = [line.split() for line in (tmp_path / "gpt2_train_asc.txt").read_text().splitlines()]
-    assert [int(w[1]) for w in words if w[0] == "graph"] == [g.key for g in trace.graphs]
-    events = [event for graph in trace.graphs for event in graph.events]
-    assert [
-        (int(w[1]), int(w[2]), int(w[3])) if w[0] == "alloc" else (int(w[1]), 0, 0)
-        for w in words
-        if w[0] != "graph"
-    ] == [tuple(event) for event in events]
 
 
 def test_minimum_from_pytorchs_record_is_that_of_the_trace() -> None:

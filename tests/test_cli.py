@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from entry_points import environment
 from small_trace import TRACES, WriteTrace
-from validate_placements import validate
 
 from cudagraph_pool import _core
 from cudagraph_pool.cli.main import main, parser
@@ -56,34 +55,6 @@ def test_table(capsys: Capture) -> None:
         ["seed_asc", "128", "recorded", "4"],
         ["mlp_asc", "128", "recorded", "146"],
     ]
-
-
-def test_json_is_one_object_a_trace(capsys: Capture) -> None:
-    assert call("replay", "--json", SEED, MLP, "--order", "desc") == 0
-    objects = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [(found["name"], found["order"]) for found in objects] == [
-        ("seed_asc", "desc"),
-        ("mlp_asc", "desc"),
-    ]
-    assert [found["stock_reserved_bytes"] for found in objects] == [None, None]
-
-
-def test_seeds_shuffle_differently_and_repeat(capsys: Capture) -> None:
-    def shuffled(*seed: str) -> str:
-        assert call("replay", "--json", MLP, "--order", "shuffled", *seed) == 0
-        return str({**json.loads(capsys.readouterr().out), "seconds": 0})
-
-    assert shuffled("--seed", "5") == shuffled("--seed", "5")
-    assert shuffled() == shuffled("--seed", "0")
-    assert len({shuffled("--seed", str(seed)) for seed in range(4)}) > 1
-
-
-def test_placements_file(capsys: Capture, tmp_path: Path) -> None:
-    path = tmp_path / "placements.jsonl"
-    assert call("replay", "--json", MLP, "--placements", path) == 0
-    with path.open() as file:
-        reserved = validate(file).reserved_bytes
-    assert reserved == json.loads(capsys.readouterr().out)["reserved_bytes"]
 
 
 # {trace} is one, {folder} one that is empty, {none} a file in none.

@@ -73,12 +73,6 @@ def test_picture(figures: list[Figure], tmp_path: Path) -> None:
     ]
 
 
-def test_graphs_are_where_they_were_captured() -> None:
-    places = plot._graphs_of(cost_of("mlp"))
-    assert places == sorted(n for n in places if n is not None)
-    assert set(places) == set(range(128))
-
-
 def test_what_no_graph_has_is_not_in_the_legend(figures: list[Figure], tmp_path: Path) -> None:
     drawn = MemoryMap(first_allocation=2)
     for n in range(6):

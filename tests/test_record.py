@@ -146,17 +146,6 @@ def test_captures_of_two_threads_and_pools_at_once() -> None:
     assert (one["stock"], two["stock"]) == ({"reserved": 30}, {"reserved": 0})
 
 
-def test_each_device_has_its_own_history() -> None:
-    history = History()
-    number = history.begin()
-    history.allocate(1, 512)
-    history.end(number, 1, device=1)
-    marks = [entry for entry in history.entries if entry["action"] == "snapshot"]
-    for first in ([], marks):
-        (trace,) = traces_of([first, history.entries], history.captures)
-        assert len(trace["graphs"]) == 1
-
-
 class Cuda:
     """Stands for torch.cuda: captures allocate 512 bytes in pool 1."""
 

@@ -72,20 +72,6 @@ def test_reads_plain_and_compressed_alike(tmp_path: Path, write_trace: WriteTrac
     assert read_trace(compressed).graphs == read.graphs
 
 
-@pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
-def test_reads_the_recorded_traces(path: Path) -> None:
-    trace = read_trace(path)
-    with gzip.open(path) as file:
-        document = json.load(file)
-    events = [event for graph in document["graphs"] for event in graph["events"]]
-    assert [event for graph in trace.graphs for event in graph.events] == [
-        Event(e[1], e[2], e[3]) if e[0] == 1 else Event(e[1], 0, 0) for e in events
-    ]
-    assert [graph.key for graph in trace.graphs] == [graph["key"] for graph in document["graphs"]]
-    peak = document["stock"]["peak_live"]
-    assert peak <= minimum_bytes(trace.graphs) < peak + 2 * PAGE
-
-
 def test_what_may_be_left_out(write_trace: WriteTrace) -> None:
     graph = {"key": 1, "stock": 7, "events": [[1, 0, 8, 0]]}
     trace = read_trace(write_trace(graphs=[graph], recorder="later version"))
@@ -107,17 +93,6 @@ def read_trace_bytes(folder: Path, data: bytes) -> Trace:
     path = folder / "bytes"
     path.write_bytes(data)
     return read_trace(path)
-
-
-def test_garbage_after_gzip(tmp_path: Path) -> None:
-    path = tmp_path / "tail.gz"
-    path.write_bytes(TRACES[0].read_bytes() + b"tail")
-    assert "gzip is damaged" in error_of(path).what
-
-
-def test_missing_file_and_folder(tmp_path: Path) -> None:
-    assert "cannot be read: No such file" in error_of(tmp_path / "none.json").what
-    assert "directory" in error_of(tmp_path).what
 
 
 def test_name_that_no_file_can_have() -> None:

@@ -189,19 +189,6 @@ def test_what_may_read_a_tensor_that_is_gone_is_refused() -> None:
     # It goes asleep, and the fixture finds nothing left.
 
 
-def test_all_pools_of_the_process() -> None:
-    pool, mempool = cgp.GraphPool(), torch.cuda.MemPool()
-    graphs = [capture(700, pool), capture_chain(700, mempool.id), capture_chain(700, None)]
-    assert cgp.sleep() >= 3 * PAGE
-    assert sum(stats["reserved_bytes"] for stats in cgp.stats()["pools"]) == 0
-    assert "given" in str(cgp.report())
-    for captured in graphs:
-        assert_refused(captured.graph.replay, captured.y)
-    cgp.wake()
-    for captured in graphs:
-        assert_right(captured)
-
-
 @pytest.mark.filterwarnings("ignore")  # of inductor and triton
 def test_graph_trees_sleep_between_calls() -> None:
     from torch._inductor.cudagraph_trees import reset_cudagraph_trees
