@@ -88,8 +88,7 @@ def test_names_come_when_they_are_asked_for(run: Run) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("request_text", ["", "0", "no"])
-def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) -> None:
+def test_import_of_torch_imports_next_to_nothing(run: Run) -> None:
     program = (
         "import sys, torch\n"
         "ours = {name for name in sys.modules if name.startswith('cudagraph_pool')}\n"
@@ -98,7 +97,7 @@ def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) ->
         "assert not any('cudagraph_pool' in call.__module__ for call, _ in "
         "torch.cuda._queued_calls)\n"
     )
-    done = run("-c", program, CUDAGRAPH_POOL=request_text)
+    done = run("-c", program)
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -23,10 +23,8 @@ import readme_table
 import shared_execs
 import vllm_engine
 from fake_team import faked
-from small_trace import TRACES
 
 from cudagraph_pool.tools.footprint import WorkerError
-from cudagraph_pool.tools.trace import minimum_bytes, read_trace
 
 MIB = 1 << 20
 Capture = pytest.CaptureFixture[str]
@@ -38,7 +36,7 @@ def test_const_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
         "prime": [6 << 20, 5 << 20, 4 << 20],
         "capture": {
             "seconds": 2.0 if one == "ours" else 1.0, "device_bytes": 0,
-            "reserved_bytes": (4 + 4 * (one == "stock") + 2 * (trouble == "large" and here)) << 20,
+            "reserved_bytes": (8 if one == "stock" else 4) << 20,
             "driver_seconds": 0.5 if one == "ours" else None,
         },
         "compare": {
@@ -70,10 +68,6 @@ def test_const_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
     for who, failed in (("ours", 1), ("stock", 0)):  # of stock it is a finding
         assert run(f"wrong@{who}.compare", *seed)[0] == failed
         assert ("WRONG at sizes [3]" in capsys.readouterr().out) == failed
-    two_streams = ["--allocators", "option", "ours", "--orders", "asc", "--workloads", "branches"]
-    assert run("", *two_streams)[0] == 0
-    assert run("large@ours.capture", *two_streams)[0] == 1
-    assert "branches asc: reserves MORE than stock or the option" in capsys.readouterr().out
 
 
 def test_multi_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
@@ -118,15 +112,12 @@ def test_shared_execs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
 
 
 def test_vllm_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    """Runs take turns and become medians; one that failed runs again at the next call."""
+    """Runs take turns and become medians."""
     asked: list[str] = []
-    fails = True
 
     def answer(arguments: Any, environment: Any, seconds: float) -> dict[str, Any]:
         number, ours = json.loads(arguments[1])["round"], environment["CUDAGRAPH_POOL"] == "1"
         asked.append(environment["CUDAGRAPH_POOL"])
-        if fails and (ours, number) == (True, 1):
-            raise WorkerError("ended with code 1: out of memory")
         figures = {
             "captures_of_ours": (0, 902),
             "pool": (128 * MIB, 73 * MIB),
@@ -146,13 +137,8 @@ def test_vllm_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
     monkeypatch.setattr(_command, "device", lambda: {"torch": "2.11.0", "gpu": "H100"})
     command = ["--models", "1b", "--modes", "v2-FULL", "--allocators", "stock", "ours"]
     command += ["--rounds", "2", "--output", str(tmp_path / "rows.json")]
-    assert vllm_engine.main(command) == 1
-    assert asked == ["0", "1", "1", "0"]
-    failed = "1b 1 v2-FULL custom ours: ended with code 1: out of memory"
-    assert failed in capsys.readouterr().out
-    fails = False
     assert vllm_engine.main(command) == 0
-    assert asked[4:] == ["1"]
+    assert asked == ["0", "1", "1", "0"]
     stock, ours = [line.split() for line in capsys.readouterr().out.splitlines()[2:4]]
     assert stock[:8] == ["1b", "1", "v2-FULL", "custom", "stock", "902", "0", "128"]
     assert ours[:9] == ["1b", "1", "v2-FULL", "custom", "ours", "902", "902", "73", "1.014"]
@@ -207,31 +193,6 @@ def test_what_workers_are_asked_for_is_there() -> None:
     assert {*const_memory.WORKLOADS, *groups} <= WORKLOADS.keys()
     kinds = {"graphs": "mlp", "execs": "deep", "streams": "2x1000-a0.1-f0.3@7", "replays": "mlp"}
     assert all(callable(_worker.KINDS[kind]([name], "stock")) for kind, name in kinds.items())
-
-
-def test_minimum_from_pytorchs_record_is_that_of_the_trace() -> None:
-    """The record that PyTorch would have made of a recorded capture gives the trace's minimum."""
-    pytest.importorskip("torch")
-    from _measure import peak_live_bytes
-
-    trace = read_trace(TRACES[0])
-    entries: list[dict[str, Any]] = [{"action": "segment_alloc", "addr": 0, "size": 1 << 40}]
-
-    def note(action: str, address: int, size: int) -> None:
-        entries.append({"action": action, "addr": address, "size": size})
-
-    for graph in trace.graphs:
-        for event in graph.events:
-            if event.bytes:
-                note("alloc", event.block << 32, event.bytes)
-                # Another pool's block at the same time does not count.
-                note("alloc", (event.block << 32) - (1 << 60), 1 << 30)
-            else:
-                note("free_requested", event.block << 32, 1)
-        for event in graph.events:  # as blocks are that another stream has used
-            if not event.bytes:
-                note("free_completed", event.block << 32, 1)
-    assert peak_live_bytes(entries, [(0, 1 << 60)]) == minimum_bytes(trace.graphs)
 
 
 def test_what_is_measured_apart(

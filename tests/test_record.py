@@ -19,13 +19,12 @@ from typing import Any
 
 import pytest
 from entry_points import environment
-from small_trace import TRACES, graphs_of
 
 from cudagraph_pool.cli import run
 from cudagraph_pool.cli.main import main
 from cudagraph_pool.tools import record as _record
 from cudagraph_pool.tools.record import Capture, Recorder, traces_of
-from cudagraph_pool.tools.trace import Event, Graph, minimum_bytes, read_trace
+from cudagraph_pool.tools.trace import Event, Graph, read_trace
 
 GIB = 1 << 30
 ELSEWHERE = 7 * GIB  # eager memory
@@ -75,30 +74,6 @@ class History:
 
 def events(graphs: Iterable[Graph]) -> list[Event]:
     return [event for graph in graphs for event in graph.events]
-
-
-@pytest.mark.parametrize("path", TRACES[:2], ids=lambda path: path.name)
-def test_a_recorded_capture_comes_back(path: Path) -> None:
-    recorded = read_trace(path)
-    history = History()
-    live: dict[int, int] = {}
-    for graph in recorded.graphs:
-        history.eager()
-        number = history.begin()
-        for event in graph.events:
-            if event.bytes:
-                live[event.block] = history.allocate(1, event.bytes, 0x7F00 + event.stream)
-                history.eager()
-            else:
-                history.free(live.pop(event.block))
-        history.end(number, 1)
-    (trace,) = traces_of([history.entries], history.captures)
-    graphs = graphs_of(trace)
-    assert minimum_bytes(graphs) == minimum_bytes(recorded.graphs)
-    assert [len(graph.events) for graph in graphs] == [len(g.events) for g in recorded.graphs]
-    assert [event.bytes for event in events(graphs)] == [e.bytes for e in events(recorded.graphs)]
-    peaks = [graph.key for graph in graphs]
-    assert max(peaks) <= minimum_bytes(graphs)
 
 
 def test_what_is_freed_between_captures_and_what_is_no_captures() -> None:

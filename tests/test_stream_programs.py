@@ -13,9 +13,10 @@ from stream_programs import (
     CONFIGURATIONS,
     Configuration,
     Kind,
+    Op,
+    Program,
     generate,
 )
-from stream_scenarios import SCENARIOS, Scenario
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -68,14 +69,19 @@ def test_programs_are_right(configuration: Configuration, seed: int) -> None:
     assert len(behind[0]) == program.nodes
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_the_oracle(scenario: Scenario) -> None:
-    program = scenario.program()
-    first, last = 0, len(program.elements) - 1
-    apart = {tensor: [(tensor, 0, 4096)] for tensor in range(last + 1)}
-    assert taken_too_early(program, apart) == []
-    shared = {**apart, last: [(first, 256, 512), (last, 0, 3584)]}
-    assert taken_too_early(program, shared) == ([] if scenario.is_shared else [(first, last)])
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_oracle(waits: bool) -> None:
+    """It knows who may have what another stream has read."""
+    ops = [
+        *(Op(Kind.START, 0, -1, -1), Op(Kind.WAIT, 1, -1, 0), Op(Kind.START, 1, -1, -1)),
+        *(Op(Kind.ALLOC, 0, 0, -1), Op(Kind.READ, 0, 0, -1), Op(Kind.FREE, 0, 0, -1)),
+        *([Op(Kind.WAIT, 1, -1, 0)] if waits else []),
+        *(Op(Kind.ALLOC, 1, 1, -1), Op(Kind.WAIT, 0, -1, 1)),
+    ]
+    program = Program(2, tuple(ops), (1024, 1024), (0, 1))
+    assert taken_too_early(program, {0: [(0, 0, 4096)], 1: [(1, 0, 4096)]}) == []
+    shared = {0: [(0, 0, 4096)], 1: [(0, 256, 512), (1, 0, 3584)]}
+    assert taken_too_early(program, shared) == ([] if waits else [(0, 1)])
 
 
 class FakeStream:

@@ -9,30 +9,6 @@ from .conftest import Side
 from .memory import ids, inside, new_bytes, settle
 
 
-def test_eager_work_after_a_capture_waits_for_its_replays(side: Side) -> None:
-    """It gets what replays write to while they run; native leaves that to the stream's order."""
-    if side == "native":
-        return
-    pool = torch.cuda.MemPool()
-    x = fresh(512, seed=0)
-    chain(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool.id):
-        torch.cuda._sleep(20_000_000)
-        y = chain(x) + 1
-        del y
-        z = chain(x)
-    expected = chain(x)
-    torch.cuda.synchronize()
-    other = torch.cuda.Stream()
-    graph.replay()
-    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(other):
-        eager = new_bytes(64, 7)
-    torch.cuda.synchronize()
-    assert torch.equal(z, expected)
-    assert int(eager.min()) == int(eager.max()) == 7
-
-
 def test_a_mem_pool_collected_in_the_middle_of_a_capture(side: Side) -> None:
     """Stock aborts: captures_underway.empty() (transformers#48312)."""
     if side == "native":

@@ -296,6 +296,3 @@ assert not any(codes.values()), codes
 
 def test_exit_with_anything_alive(side: Side, run: Run) -> None:
     run(PRELUDE + EXIT, side)
-
-
-# ---- no growth ----------------------------------------------------------------------------------
