@@ -137,12 +137,6 @@ def test_each_command_says_what_it_does_and_how_it_is_called(capsys: Capture) ->
         assert f"For instance: cudagraph-pool {name} " in capsys.readouterr().out
 
 
-def test_version(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--version"])
-    assert (caught.value.code, capsys.readouterr().out.strip()) == (0, _core.__version__)
-
-
 def test_failure_and_interrupt_are_one_line(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

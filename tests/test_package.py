@@ -200,8 +200,7 @@ def test_each_figure_of_a_pool_is_documented() -> None:
     assert [name for name in names if f"``{name}``" not in document] == []
 
 
-@pytest.mark.parametrize("name", ["allocator", "library_path"])
-@pytest.mark.parametrize("value", [None, "1"])
+@pytest.mark.parametrize(("name", "value"), [("allocator", None), ("library_path", "1")])
 def test_nccl_registers_nothing_unless_it_is_told_to(name: str, value: str | None) -> None:
     pytest.importorskip("cudagraph_pool._torch", exc_type=ImportError)
     program = (

@@ -18,7 +18,6 @@ RUNS: list[tuple[Order, int]] = [
     *(("recorded", 0), ("asc", 0), ("desc", 0)),
     *(("shuffled", seed) for seed in (1, 2, 3)),
 ]
-POOL = (0, 1)
 
 Results = dict[tuple[str, Order, int], dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""What lives on: pools when the package is switched, and what outlives its pool or stream."""
+"""What outlives its graph, its pool or its stream."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ import pytest
 
 import cudagraph_pool as cgp
 
-from .work import PAGE, adapter, torch
+from .work import PAGE, torch
 
 MIB = 1 << 20
-
-
-def ids() -> list[tuple[int, int]]:
-    return adapter.pool_ids(torch.cuda.current_device())
 
 
 @pytest.mark.usefixtures("enabled")
