@@ -8,7 +8,7 @@ from small_trace import WriteTrace
 
 from cudagraph_pool import _core
 from cudagraph_pool.tools.costs import of_trace
-from cudagraph_pool.tools.memory_map import Operation, joined, map_of_history
+from cudagraph_pool.tools.memory_map import Operation, joined, map_of_history, operation_of
 from cudagraph_pool.tools.replay import POOL
 from cudagraph_pool.tools.trace import read_trace
 
@@ -64,3 +64,9 @@ def as_adapter(snapshot: _core.PoolSnapshot) -> dict[str, Any]:
         },
         "ranges": [{"address": r.address, "pages": r.pages} for r in snapshot.ranges],
     }
+
+
+def test_what_an_entry_says() -> None:
+    of = {"alloc": Operation(8, 16), "free_requested": Operation(8, 0), "free_completed": None}
+    for action, found in of.items():
+        assert operation_of({"action": action, "addr": 8, "size": 16}) == found
