@@ -88,6 +88,7 @@ def test_report_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report["cudagraph_pool"] == _core.__version__
     assert report["torch found"] == "2.11.0"
     assert report["driver"] == "CUDA 12.8, 580.65.06"
+    assert report["GPU 0"] == "NVIDIA H100, 80.0 GiB, virtual memory management supported"
     assert "NOT supported" in report["GPU 1"]
     assert "GPUs" not in report
     assert report["enabled"].startswith("no")
