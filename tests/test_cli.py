@@ -57,6 +57,19 @@ def test_table(capsys: Capture) -> None:
     ]
 
 
+def test_a_seed_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, run = list[Any](), replay.replay
+
+    def note(trace: Any, *of: Any) -> Any:
+        asked.append(of[:2])
+        return run(trace)
+
+    monkeypatch.setattr(replay, "replay", note)
+    assert call("replay", SEED, "--order", "shuffled") == 0
+    assert call("replay", SEED, "--order", "shuffled", "--seed", "5") == 0
+    assert asked == [("shuffled", 0), ("shuffled", 5)]
+
+
 # {trace} is one, {folder} one that is empty, {none} a file in none.
 @pytest.mark.parametrize(
     ("arguments", "said"),

@@ -45,12 +45,6 @@ def test_reserved_memory_is_close_to_the_minimum(results: Results) -> None:
     assert sum(ratios.values()) / len(ratios) <= 1.01
 
 
-def test_page_mappings_in_recorded_order(results: Results) -> None:
-    recorded = {run: result for run, result in results.items() if run[1] == "recorded"}
-    assert len(recorded) == 6
-    assert sum(result["page_mappings"] for result in recorded.values()) <= 7_500
-
-
 @pytest.mark.parametrize(("order", "seed"), RUNS)
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)
 def test_placements_pass_the_independent_validator(path: Path, order: Order, seed: int) -> None:
