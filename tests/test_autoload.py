@@ -88,8 +88,7 @@ def test_names_come_when_they_are_asked_for(run: Run) -> None:
 
 
 @needs_torch
-@pytest.mark.parametrize("request_text", ["", "0", "no"])
-def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) -> None:
+def test_import_of_torch_imports_next_to_nothing(run: Run) -> None:
     program = (
         "import sys, torch\n"
         "ours = {name for name in sys.modules if name.startswith('cudagraph_pool')}\n"
@@ -98,7 +97,7 @@ def test_import_of_torch_imports_next_to_nothing(run: Run, request_text: str) ->
         "assert not any('cudagraph_pool' in call.__module__ for call, _ in "
         "torch.cuda._queued_calls)\n"
     )
-    done = run("-c", program, CUDAGRAPH_POOL=request_text)
+    done = run("-c", program)
     assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -414,20 +413,15 @@ def test_run(
 
 
 @needs_torch
-@pytest.mark.parametrize("command", [["run"], ["run", "--report"]])
-def test_what_tells_of_captures_tells_of_no_cuda(
-    run: Run, tmp_path: Path, command: list[str]
-) -> None:
+def test_what_tells_of_captures_tells_of_no_cuda(run: Run, tmp_path: Path) -> None:
     """The program itself: what it starts may have no reason to use CUDA."""
     (tmp_path / "program.py").write_text(
         "import subprocess, sys, torch\n"
         "subprocess.run([sys.executable, '-c', 'import torch'], check=True)\n"
     )
-    done = run("-m", "cudagraph_pool", *command, "program.py")
+    done = run("-m", "cudagraph_pool", "run", "--report", "program.py")
     assert done.returncode == 0
-    assert done.stderr.count("CUDA was not used, so no CUDA graph was captured\n") == (
-        command != ["run"]
-    )
+    assert done.stderr.count("CUDA was not used, so no CUDA graph was captured\n") == 1
 
 
 @needs_torch

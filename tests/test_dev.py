@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
 import os
-import runpy
 import sys
 from pathlib import Path
 
@@ -57,19 +55,3 @@ def test_what_was_skipped_is_said_with_what_it_needs(tmp_path: Path) -> None:
     report = tmp_path / "tests.xml"
     report.write_text(f"<testsuite>{''.join(map(skipped.format, messages))}</testsuite>")
     assert dev.skipped_tests(report) == "4 tests (2 need torch, 1 need GPU, 1 need something else)"
-
-
-def test_ctrl_c_ends_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[object] = []
-
-    def stopped_at_the_first(text: object, **_: object) -> None:
-        said.append(text)
-        if len(said) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys, "argv", ["dev.py", "--help"])
-    monkeypatch.setattr(builtins, "print", stopped_at_the_first)
-    with pytest.raises(SystemExit) as exit_info:
-        runpy.run_path(dev.__file__, run_name="__main__")
-    assert exit_info.value.code == 130
-    assert said[1:] == ["dev.py: stopped"]

@@ -27,10 +27,6 @@ def run(example: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_there_are_examples() -> None:
-    assert "constant_memory.py" in [example.name for example in EXAMPLES]
-
-
 @pytest.mark.skipif(not has_gpu(), reason="captures CUDA graphs")
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_runs(example: Path) -> None:

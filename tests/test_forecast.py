@@ -108,17 +108,6 @@ CAPTURE = {
 STATS = {"page_bytes": PAGE, "reserved_bytes": 10 * PAGE, "allocated_bytes": 0, "execs": 0}
 
 
-def test_kept_outputs_add_up_by_size() -> None:
-    stats = {**STATS, "allocated_bytes": 4 * PAGE}
-    sizes = [(8,), (4,), (2,), (2,)]
-    # 4 live; then 4 + 10/2 = 9; then 4 + 2 + 10/4; then 4 + 2 + 1 + 10/4 = 9.5
-    assert _forecast.pool_bytes(stats, CAPTURE, sizes) == 10 * PAGE
-    assert _forecast.pool_bytes(stats, CAPTURE, [*sizes, (2,)]) == 11 * PAGE
-    assert _forecast.pool_bytes(STATS, CAPTURE, [*sizes, (2,)]) == 10 * PAGE
-    earlier = {**CAPTURE, "live_before_bytes": 4 * PAGE}
-    assert _forecast.pool_bytes(stats, earlier, [*sizes, (2,)]) == 10 * PAGE, "not this graph's"
-
-
 class Pool(cgp.GraphPool):
     """As far as it is asked."""
 

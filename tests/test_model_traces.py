@@ -45,13 +45,3 @@ def test_forward_passes(tmp_path: Path) -> None:
         frees = [Event(event.block, 0, 0) for event in products]
         assert graph.events == products + frees, "weights and inputs were made before"
     assert minimum_bytes(trace.graphs) == 10 * MIB
-
-
-def test_a_training_step_keeps_what_its_backward_pass_needs(tmp_path: Path) -> None:
-    assert model_traces.main(["--train", "--output", str(tmp_path)]) == 0
-    small, large = read_trace(tmp_path / "tiny_train.json.gz").graphs
-    loss = next(n for n, event in enumerate(large.events) if event.bytes == 4)
-    products = {event.block for event in large.events[:loss] if event.bytes == 2048 * 4096}
-    assert products
-    assert all(event.block not in products for event in large.events[:loss] if not event.bytes)
-    assert len(small.events) == len(large.events)

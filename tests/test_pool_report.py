@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -189,7 +190,8 @@ def test_plot_of_a_pool(adapter: Adapter, monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_report_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     page = tmp_path / "page.html"
-    assert main(["report", *map(str, TRACES[:2]), "--html", str(page)]) == 0
+    (small,) = (path for path in TRACES if path.name.startswith("seed"))
+    assert main(["report", str(TRACES[0]), str(small), "--html", str(page)]) == 0
     text, err = capsys.readouterr()
     assert err == f"wrote {page}\n"
     head = text.splitlines()[0].split()
@@ -210,7 +212,7 @@ def test_report_of_traces(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert re.search(r"Recorded with torch 2\.11\.0\S*, NVIDIA H200\.", shown)
     assert '<meta name="viewport"' in shown
     assert not re.search(r"(src|href)=\"(?!data:)", shown), "it stands alone"
-    assert shown.count("<tr>") == 1 + 2 + (1 + 8) + (1 + 51)
+    assert shown.count("<tr>") == 1 + 2 + (1 + 8) + (1 + 128)
 
 
 def test_report_as_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,8 +265,43 @@ def test_names_from_elsewhere_are_no_markup(write_trace: WriteTrace, tmp_path: P
     name = "<script>alert('x')</script>"
     page = tmp_path / "page.html"
     assert main(["report", str(write_trace(name=name)), "--html", str(page)]) == 0
-    assert "<script" not in page.read_text()
+    assert name not in page.read_text()
     assert "&lt;script&gt;alert(" in page.read_text()
+
+
+# A page of one table, as far as the script asks; prints its rows after each press on a column.
+PRESSED = """
+const rows = [["a", "1,000"], ["b", "20.5"], ["c", "-"], ["d", "3"]].map(words => ({
+  name: words[0], cells: words.map(word => ({ textContent: ` ${word} ` })) }))
+const body = { rows, append: (...sorted) => { body.rows = sorted } }
+const heads = ["pool", "MiB"].map((word, cellIndex) => ({
+  childNodes: [word], cellIndex, append(button) { this.button = button },
+  closest: () => ({ tBodies: [body] }) }))
+for (const head of heads) head.parentNode = { cells: heads }
+global.document = { querySelectorAll: () => heads, createElement: () => ({ append() {} }) }
+SCRIPT
+for (const column of [1, 1, 0]) {
+  heads[column].button.onclick()
+  console.log(body.rows.map(row => row.name).join(""), ...heads.map(head => head.ariaSort))
+}
+"""
+
+
+def test_a_page_sorts_its_tables(write_trace: WriteTrace, tmp_path: Path) -> None:
+    """Numbers by what they are, and what is not known below all of them."""
+    pytest.importorskip("jinja2")
+    page = tmp_path / "page.html"
+    assert main(["report", str(write_trace()), "--html", str(page)]) == 0
+    (script,) = re.findall("<script>(.*)</script>", page.read_text(), re.DOTALL)
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("needs node")
+    command = [node, "-e", PRESSED.replace("SCRIPT", script)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        *("abdc none descending", "cdba none ascending", "dcba descending none")
+    ]
 
 
 def test_without_jinja2(

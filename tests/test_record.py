@@ -19,13 +19,12 @@ from typing import Any
 
 import pytest
 from entry_points import environment
-from small_trace import TRACES, graphs_of
 
 from cudagraph_pool.cli import run
 from cudagraph_pool.cli.main import main
 from cudagraph_pool.tools import record as _record
 from cudagraph_pool.tools.record import Capture, Recorder, traces_of
-from cudagraph_pool.tools.trace import Event, Graph, minimum_bytes, read_trace
+from cudagraph_pool.tools.trace import Event, Graph, read_trace
 
 GIB = 1 << 30
 ELSEWHERE = 7 * GIB  # eager memory
@@ -77,30 +76,6 @@ def events(graphs: Iterable[Graph]) -> list[Event]:
     return [event for graph in graphs for event in graph.events]
 
 
-@pytest.mark.parametrize("path", TRACES[:2], ids=lambda path: path.name)
-def test_a_recorded_capture_comes_back(path: Path) -> None:
-    recorded = read_trace(path)
-    history = History()
-    live: dict[int, int] = {}
-    for graph in recorded.graphs:
-        history.eager()
-        number = history.begin()
-        for event in graph.events:
-            if event.bytes:
-                live[event.block] = history.allocate(1, event.bytes, 0x7F00 + event.stream)
-                history.eager()
-            else:
-                history.free(live.pop(event.block))
-        history.end(number, 1)
-    (trace,) = traces_of([history.entries], history.captures)
-    graphs = graphs_of(trace)
-    assert minimum_bytes(graphs) == minimum_bytes(recorded.graphs)
-    assert [len(graph.events) for graph in graphs] == [len(g.events) for g in recorded.graphs]
-    assert [event.bytes for event in events(graphs)] == [e.bytes for e in events(recorded.graphs)]
-    peaks = [graph.key for graph in graphs]
-    assert max(peaks) <= minimum_bytes(graphs)
-
-
 def test_what_is_freed_between_captures_and_what_is_no_captures() -> None:
     history = History()
     warm_up = history.allocate(1, 100)  # of graph trees: eager work in the pool
@@ -144,17 +119,6 @@ def test_captures_of_two_threads_and_pools_at_once() -> None:
     ]
     assert two["graphs"] == [{"key": 1024, "events": [[1, 1, 1024, 0], [-1, 1]]}]
     assert (one["stock"], two["stock"]) == ({"reserved": 30}, {"reserved": 0})
-
-
-def test_each_device_has_its_own_history() -> None:
-    history = History()
-    number = history.begin()
-    history.allocate(1, 512)
-    history.end(number, 1, device=1)
-    marks = [entry for entry in history.entries if entry["action"] == "snapshot"]
-    for first in ([], marks):
-        (trace,) = traces_of([first, history.entries], history.captures)
-        assert len(trace["graphs"]) == 1
 
 
 class Cuda:

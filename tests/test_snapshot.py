@@ -88,8 +88,3 @@ def test_nothing_in_a_pickle_is_run(tmp_path: Path) -> None:
     path.write_bytes(b"\x80\x04cos\nsystem\n(S'touch evil'\ntR.")
     with pytest.raises(TraceError, match=r"it holds a \w+\.system"):
         read_traces(path)
-
-
-def test_other_commands_say_who_reads_it(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["replay", str(write(SNAPSHOT))]) == 2
-    assert "report reads these" in capsys.readouterr().err

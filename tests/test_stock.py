@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from small_trace import TRACES
 
-from cudagraph_pool.tools.costs import of_trace
 from cudagraph_pool.tools.stock import StockPool, growth, primed_bytes
-from cudagraph_pool.tools.trace import Event, Graph, Order, Trace, read_trace, replay_sequence
+from cudagraph_pool.tools.trace import Event, Order, read_trace, replay_sequence
 
 ROOT = Path(__file__).parent.parent
 MIB = 1 << 20
@@ -49,9 +48,3 @@ def test_as_measured(name: str, order: Order) -> None:
     for row in MEASURED:
         if (row["workload"], row["order"]) == (name, order) and row["allocator"] != "ours":
             assert row["reserved_bytes"] == worked_out[row["allocator"]], row["allocator"]
-
-
-def test_of_several_streams_nothing_is_said() -> None:
-    trace = Trace("", "two", 0, [Graph(1, [Event(1, MIB, 1), Event(2, MIB, 2)])])
-    cost = of_trace(trace)
-    assert (cost.stock, cost.expandable, cost.primed) == (None, None, None)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 
 from cudagraph_pool import _adapter, switch
@@ -119,17 +116,3 @@ def test_says_why_the_package_cannot_be_enabled(
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["ERROR: --cudagraph-pool: there is no GPU; get one"])
     result.stdout.no_fnmatch_line("*Traceback*")
-
-
-def test_in_a_process_of_its_own_where_no_gpu_is_seen(
-    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With nothing faked: torch, the adapter or the GPU is missing, and the run says so."""
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setenv("PYTHONPATH", str(Path(switch.__file__).parent.parent), os.pathsep)
-    pytester.makepyfile("def test_nothing(): pass")
-    off = pytester.runpytest_subprocess("-p", "cudagraph_pool.testing")
-    assert off.ret == pytest.ExitCode.OK
-    on = pytester.runpytest_subprocess(*ON)
-    assert on.ret == pytest.ExitCode.USAGE_ERROR
-    on.stderr.fnmatch_lines(["ERROR: --cudagraph-pool: cudagraph_pool*"])

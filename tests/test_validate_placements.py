@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,20 +88,7 @@ def test_a_page_stays_where_it_is_mapped() -> None:
         judge(records)
 
 
-def test_script(tmp_path: Path) -> None:
-    lines = [json.dumps(record) + "\n" for record in valid()]
-    texts = (lines, [*lines, lines[5]], lines[:-1], [*lines[:1], "null\n"])
-    paths = [tmp_path / str(number) for number in range(len(texts))]
-    for path, text in zip(paths, texts, strict=True):
-        path.write_text("".join(text))
-    script = validate_placements.__file__
-    done = subprocess.run([sys.executable, script, *paths], stdout=subprocess.PIPE, text=True)
-    good, *bad = (line.partition(": ")[2] for line in done.stdout.splitlines())
-    assert done.returncode == 1
-    assert good.startswith("valid: 4 blocks")
-    assert bad[:2] == [
-        "INVALID: line 10: stands after the end",
-        "INVALID: line 8: the file stops without an end",
-    ]
-    assert bad[2].startswith("INVALID: line 2: ")
-    subprocess.run([sys.executable, script, paths[0]], stdout=subprocess.PIPE, check=True)
+def test_an_end_is_there_and_is_the_end() -> None:
+    for records, said in ((valid()[:-1], "line 8: the file stops"), (valid() * 2, "after the end")):
+        with pytest.raises(PlacementError, match=said):
+            judge(records)

@@ -13,7 +13,7 @@ FORMATS: Final = (".png", ".svg", ".pdf")
 _MIB: Final = 1 << 20
 _NAME: Final = 40  # characters of it that fit
 _OUTSIDE: Final = (0.6, 0.6, 0.6)  # of blocks that no graph allocated
-_HATCH: Final = "/////"  # of stitched blocks
+_HATCH: Final = "///"  # of stitched blocks; denser lines flicker where a page shows it smaller
 _OURS, _STOCK, _MINIMUM = "#2a788e", "#c8641e", "#222222"
 _BARS: Final = {
     "a pool for each graph": ("apart", "#c9c9c9"),
@@ -26,7 +26,7 @@ STYLE: Final = {
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "hatch.linewidth": 0.6,
+    "hatch.linewidth": 0.8,
     "svg.fonttype": "none",
     "svg.hashsalt": "cudagraph_pool",
 }

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Final, Literal, NamedTuple
 
+from tqdm import tqdm
+
 Order = Literal["recorded", "asc", "desc", "shuffled"]
 ORDERS: Final[tuple[Order, ...]] = ("recorded", "asc", "desc", "shuffled")
 
@@ -201,7 +203,8 @@ def _trace(path: str, document: object) -> Trace:
         what = f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
         raise TraceError("graphs", what)
     blocks = _Blocks()
-    graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
+    shown = tqdm(documents, "reading", unit="graph", delay=1, leave=False, disable=None)
+    graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(shown)]
     if not blocks.sizes:
         raise TraceError("graphs", "no graph allocates anything: there is nothing to replay")
     source = ", ".join(top[key] for key in ("torch", "gpu") if key in top)

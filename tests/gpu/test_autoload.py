@@ -72,11 +72,6 @@ def start(tmp_path: Path) -> Start:
     return start
 
 
-def test_this_process_and_those_it_starts(start: Start) -> None:
-    """A forked child comes first: only as long as the parent has not used CUDA can it use it."""
-    assert start("program.py", "fork", "spawn", CUDAGRAPH_POOL="1").count("1 0\n") == 3
-
-
 def test_torchrun(start: Start) -> None:
     pytest.importorskip("torch.distributed.run")
     arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "program.py"]
@@ -96,6 +91,7 @@ def test_no_context_is_made(start: Start) -> None:
 
 
 def test_run_reports(start: Start) -> None:
+    """A forked child comes first: only as long as the parent has not used CUDA can it use it."""
     said = start("-m", "cudagraph_pool", "run", "--report", "program.py", "fork", "spawn")
     assert said.count("1 0\n") == 3
     reports = re.findall(

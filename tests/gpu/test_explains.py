@@ -1,11 +1,10 @@
-"""What pools say of themselves: stats(), report(), plot(), forecast(), the log, and recordings."""
+"""What pools will hold, by forecast(), and recordings of what they would."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,68 +12,11 @@ from entry_points import environment
 
 import cudagraph_pool as cgp
 from cudagraph_pool import _forecast
-from cudagraph_pool.tools import costs, pool_report
 from cudagraph_pool.tools.trace import PAGE_BYTES, minimum_bytes, read_trace
 
-from .work import capture_chain, chain, fresh, torch
+from .work import chain, fresh, torch
 
 pytestmark = pytest.mark.usefixtures("enabled")
-
-
-def test_why_captures_went_to_the_base(caplog: pytest.LogCaptureFixture) -> None:
-    before = cgp.stats()["captures"]["base_reasons"]
-    caplog.set_level("INFO", "cudagraph_pool")
-    kept = capture_chain(256, cgp.GraphPool().id)
-    cgp.disable()
-    try:
-        base = capture_chain(256, None)
-    finally:
-        cgp.enable()
-    older = capture_chain(256, base.graph.pool())
-    after = cgp.stats()["captures"]["base_reasons"]
-    assert {reason: after[reason] - before[reason] for reason in after} == {
-        "disabled": 1,
-        "mempool": 0,
-        "older_pool": 1,
-    }
-    said = [record.getMessage() for record in caplog.records]
-    assert said[0].startswith("disabled: ")
-    assert said[1].startswith("enabled: share_captures=False")
-    del kept, base, older
-
-
-@pytest.fixture
-def history() -> Iterator[None]:
-    torch.cuda.memory._record_memory_history(context=None)
-    yield
-    torch.cuda.memory._record_memory_history(None)
-
-
-@pytest.mark.usefixtures("history")
-def test_map_of_a_pool(tmp_path: Path) -> None:
-    pool = cgp.GraphPool()
-    graphs = [capture_chain(rows, pool.id) for rows in (300, 2000, 4096, 100)]
-    device = torch.cuda.current_device()
-    drawn = pool_report._map_of_pool(pool_report._histories(), {"device": device, "id": pool.id})
-    assert drawn is not None
-    stats = pool.stats()
-    assert len(drawn.placed) == stats["allocations"]
-    assert drawn.first_allocation == 0
-    ends = [end for placed in drawn.placed for _, end in placed.stretches]
-    assert max(ends) <= stats["reserved_bytes"]
-    for placed in drawn.placed:  # no two blocks that live at once share a byte
-        for other in drawn.placed:
-            if placed.born < other.born < (placed.died or drawn.operations):
-                for begin, end in placed.stretches:
-                    assert all(end <= low or high <= begin for low, high in other.stretches)
-    (shown,) = (one for one in cgp.stats()["pools"] if one["id"] == pool.id)
-    cost = costs.of_pool(shown, drawn)
-    assert cost.reserved <= 1.1 * cost.minimum + PAGE_BYTES
-    pytest.importorskip("matplotlib")
-    pool.plot(tmp_path / "map.png")
-    cgp.report().save_html(tmp_path / "page.html")
-    assert "data:image/png" in (tmp_path / "page.html").read_text()
-    del graphs
 
 
 @pytest.mark.parametrize("shared_exec", [False, True])

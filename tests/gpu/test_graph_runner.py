@@ -139,47 +139,6 @@ def test_a_call_within_a_capture_is_refused() -> None:
     assert torch.equal(run(x), x * 2)
 
 
-@pytest.mark.parametrize(("budget", "execs"), [(0, 4), (64 << 20, 8)])
-def test_sizes_in_use_keep_their_executables_within_the_budget(budget: int, execs: int) -> None:
-    pool = cgp.GraphPool(shared_exec=True, exec_budget=budget)
-    run = runner(model(), sizes=range(1, 9), pool=pool)
-    inputs = [rows(n) for n in range(1, 9)]
-    with torch.no_grad():
-        for x in inputs:
-            run(x)
-        made = pool.stats()
-        for x in inputs:
-            run(x)
-    assert made["execs"] == execs
-    if execs == len(inputs):
-        assert pool.stats()["exec_updates"] == made["exec_updates"]
-        assert pool.stats()["exec_instantiations"] == made["exec_instantiations"]
-
-
-def test_random_numbers_differ_from_call_to_call() -> None:
-    run = runner(lambda x: torch.nn.functional.dropout(x, 0.5), sizes=[64])
-    x = torch.ones(64, 64, device="cuda")
-    run.capture(x)
-    torch.manual_seed(3)
-    first = run(x).clone()
-    second = run(x).clone()
-    assert not torch.equal(first, second)
-    torch.manual_seed(3)
-    assert torch.equal(run(x), first)
-
-
-def test_inference_mode_and_autocast() -> None:
-    net = model()
-    run = runner(net, sizes=[8])
-    x = rows(8)
-    with torch.inference_mode():
-        assert torch.equal(run(x), net(x))
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            assert run(x).dtype == torch.bfloat16
-            assert torch.equal(run(x), net(x))
-    assert len(run.report()) == 2
-
-
 @pytest.mark.filterwarnings("ignore")  # of the compiler
 def test_a_compiled_module() -> None:
     from torch._dynamo.utils import counters
@@ -223,35 +182,3 @@ def test_weights_that_are_sent_away_free_their_memory() -> None:
     before = torch.cuda.memory_allocated()
     net.cpu()
     assert before - torch.cuda.memory_allocated() >= 64 << 20
-
-
-def test_a_capture_that_fails() -> None:
-    fails = True
-
-    def work(x: Tensor) -> Tensor:
-        y = x * 2
-        if fails and len(x) == 2:
-            y.sum().item()
-        return y
-
-    run = runner(work, sizes=[1, 2, 4], warmup=1)
-    with pytest.raises(RuntimeError) as raised:
-        run(rows(3))
-    assert "size 2" in str(raised.value.__notes__)
-    fails = False
-    x = rows(3)
-    assert torch.equal(run(x), x * 2)
-
-
-def test_report() -> None:
-    run = runner(model(), sizes=[8, 64])
-    with torch.no_grad():
-        run(rows(5))
-    small, large = run.report()
-    assert small.nodes > 2
-    assert small.replay_seconds is not None
-    assert 0 < small.replay_seconds < 0.1
-    assert large.replay_seconds is None
-    assert large.peak_bytes >= 64 * 512 * 4
-    assert large.pool_bytes >= PAGE
-    assert small.pool_bytes == 0, "it was captured after the larger one"

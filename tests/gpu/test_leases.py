@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import random
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +25,6 @@ pytestmark = pytest.mark.usefixtures("enabled")
 MIB = 1 << 20
 SIZES = [64, 700, 1500, 3000]
 SHARED_GPU = "PYTEST_XDIST_WORKER" in os.environ  # with other processes of tests
-NAMES_ALL = hasattr(torch.cuda.graphs, "register_graph_capture_end_hook")
 
 
 def capture(rows: int, pool: cgp.GraphPool) -> Captured:
@@ -206,89 +204,7 @@ def test_what_may_read_a_tensor_that_is_gone_is_refused() -> None:
     graph.replay()
     assert torch.equal(y, chain(x))
 
-
-def test_what_allocates_in_a_sleeping_pool_wakes_it() -> None:
-    pool = cgp.GraphPool()
-    first = capture(1500, pool)
-    pool.sleep()
-    second = capture(700, pool)
-    assert not pool.stats()["asleep"]
-    pool.sleep()
-    third = capture_chain(64, pool.id)
-    pool.sleep()
-    with cgp.use_pool(pool):
-        eager = new_bytes(3, 9)
-    for captured in (first, second, third):
-        assert_right(captured)
-    assert int(eager.sum(dtype=torch.int64)) == 9 * 3 * MIB
-
-
-def test_without_memory_for_it_the_pool_sleeps_on() -> None:
-    pool = cgp.GraphPool()
-    captured = with_scratch(pool, 128)
-    pool.sleep()
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    try:
-        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + MIB) / total)
-        with pytest.raises(torch.OutOfMemoryError, match=r"has .* away. Free on the GPU"):
-            pool.wake()
-        with pytest.raises(torch.OutOfMemoryError), cgp.graph(torch.cuda.CUDAGraph(), pool=pool):
-            pass
-        assert pool.stats()["asleep"]
-        assert_refused(captured.graph.replay, captured.y)
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0)
-    pool.wake()
-    assert_scratch_right(captured)
-
-
-def test_calls_that_come_at_the_wrong_time() -> None:
-    pool, other = cgp.GraphPool(), cgp.GraphPool()
-    captured = capture(700, pool)
-    assert_right(captured)
-    graph, x = torch.cuda.CUDAGraph(), torch.ones(1000, device="cuda")
-    said: list[str] = []
-
-    def try_all() -> None:
-        for step in (pool.sleep, pool.trim, lambda: pool.sleep("offload"), pool.lend().__enter__):
-            with pytest.raises(RuntimeError) as raised:
-                step()
-            said.append(str(raised.value))
-
-    with cgp.graph(graph, pool=other, capture_error_mode="thread_local"):
-        y = x * 2
-        try_all()
-        thread = threading.Thread(target=try_all)
-        thread.start()
-        thread.join()
-    assert len(said) == 8
-    assert all("capture is under way" in each for each in said)
-    graph.replay()
-    assert (y == 2).all()
-    with cgp.use_pool(pool), pytest.raises(RuntimeError, match="open"):
-        pool.sleep()
-    pool.wake()  # it is awake
-    assert pool.sleep() > 0
-    assert pool.sleep() == 0
-    with pytest.raises(RuntimeError, match="asleep"), pool.lend():
-        pass
-    with pytest.raises(ValueError, match="keep is"):
-        pool.sleep("all")  # type: ignore[arg-type]
     # It goes asleep, and the fixture finds nothing left.
-
-
-def test_all_pools_of_the_process() -> None:
-    pool, mempool = cgp.GraphPool(), torch.cuda.MemPool()
-    graphs = [capture(700, pool), capture_chain(700, mempool.id), capture_chain(700, None)]
-    assert cgp.sleep() >= 3 * PAGE
-    assert sum(stats["reserved_bytes"] for stats in cgp.stats()["pools"]) == 0
-    assert "given" in str(cgp.report())
-    for captured in graphs:
-        assert_refused(captured.graph.replay, captured.y)
-    cgp.wake()
-    for captured in graphs:
-        assert_right(captured)
 
 
 @pytest.mark.filterwarnings("ignore")  # of inductor and triton
@@ -429,16 +345,6 @@ def test_the_pool_shrinks_to_what_the_graphs_left_need(goes: str) -> None:
     for captured in small + kept:
         assert_right(captured)
     del kept
-
-
-def test_a_graph_that_is_not_known_keeps_the_pool() -> None:
-    pool = cgp.GraphPool()
-    small, large = capture_chain(64, pool.id), capture_chain(8000, pool.id)
-    assert pool.stats()["unnamed_captures"] == (0 if NAMES_ALL else 2)
-    del large
-    gc.collect()
-    assert (pool.trim() > 0) == NAMES_ALL
-    assert_right(small)
 
 
 def test_activations_leave_between_a_forward_and_a_backward_pass() -> None:

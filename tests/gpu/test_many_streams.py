@@ -5,25 +5,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
-from stream_oracle import Piece, taken_too_early
-from stream_scenarios import MIB, SCENARIOS, Scenario
 
 import cudagraph_pool as cgp
 
 from .shared import Driver
 from .work import adapter, capture_chain, chain, fresh, torch
 
-if TYPE_CHECKING:
-    from _stream_work import StreamPrograms
-else:
-    StreamPrograms = pytest.importorskip("_stream_work", reason="needs torch").StreamPrograms
-
 pytestmark = pytest.mark.usefixtures("enabled")
 
-BLOCK = 8 * MIB
+BLOCK = 8 << 20
 LATE = 2_000_000  # cycles, about a millisecond
 
 
@@ -42,37 +33,6 @@ def block(value: int) -> torch.Tensor:
 
 def reserved(pool: cgp.GraphPool) -> int:
     return int(pool.stats()["reserved_bytes"])
-
-
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
-def test_who_gets_freed_memory(scenario: Scenario) -> None:
-    program = scenario.program()
-    work = StreamPrograms(torch.device("cuda", torch.cuda.current_device()), [program])
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        work.step(0)  # loads the kernels
-    torch.cuda.synchronize()
-    pool = cgp.GraphPool()
-    pieces: dict[int, list[Piece]] = {}
-
-    def allocate(elements: int) -> torch.Tensor:
-        tensor = work.empty(elements)
-        blocks = {found["address"]: found for found in pool.snapshot()["blocks"]}
-        pieces[len(pieces)] = blocks[tensor.data_ptr()]["pieces"]
-        return tensor
-
-    work.allocate = allocate
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool.id, stream=stream):
-        work.step(0)
-    assert reserved(pool) == scenario.reserved_mib * MIB
-    assert taken_too_early(program, pieces) == []
-    for _ in range(3):
-        work.clear(0)
-        graph.replay()
-        torch.cuda.synchronize()
-        for found, right in zip(work.outputs(0), work.expected(0), strict=True):
-            assert torch.equal(found, right)
 
 
 @pytest.mark.whole_gpu  # a capture asks for what is done once it begins, and does not wait

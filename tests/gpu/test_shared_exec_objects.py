@@ -17,50 +17,6 @@ from .work import capture_chain, chain, fresh, torch
 pytestmark = pytest.mark.usefixtures("enabled")
 
 
-def counts(pool: cgp.GraphPool) -> tuple[int, ...]:
-    stats = pool.stats()
-    return stats["execs"], stats["exec_instantiations"], stats["exec_updates"]
-
-
-def has_executable_of_its_own(graph: torch.cuda.CUDAGraph) -> bool:
-    """As stock graphs do, which keep no template."""
-    try:
-        graph.raw_cuda_graph()
-    except RuntimeError:
-        return True
-    return False
-
-
-def attributes_of_a_reset_graph() -> set[str]:
-    """What torch's own graph has: from torch 2.15 on a reset adds some."""
-    stock, x = torch.cuda.CUDAGraph(), fresh(64, seed=0)
-    with torch.cuda.graph(stock):
-        x.add_(1)
-    stock.reset()
-    return set(vars(stock))
-
-
-def test_it_stays_a_cuda_graph() -> None:
-    pool = cgp.GraphPool()
-    x, y = fresh(64, seed=0), fresh(64, seed=1)
-    chain(x)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    identity = id(graph)
-    captured = capture(lambda: y.copy_(chain(x)), pool, graph)
-    assert captured is graph
-    assert id(graph) == identity
-    assert isinstance(graph, torch.cuda.CUDAGraph)
-    assert isinstance(graph, torch._C._CUDAGraph)
-    assert type(graph).__name__ == "CUDAGraph"
-    assert graph.pool() == pool.id
-    graph.note = "mine"
-    graph.reset()
-    assert type(graph) is torch.cuda.CUDAGraph
-    assert graph.note == "mine"
-    assert set(vars(graph)) - attributes_of_a_reset_graph() == {"note", "_keeps"}
-
-
 def test_reset_and_deletion_leave_the_others_alone() -> None:
     pool = cgp.GraphPool(max_execs=1)
     trail = Trail(pool, marks=4, spin=100_000)
@@ -76,63 +32,6 @@ def test_reset_and_deletion_leave_the_others_alone() -> None:
     assert pool.stats()["execs"] == 1
     del trail.graphs[0:]
     assert pool.stats()["execs"] == 0
-
-
-def test_a_capture_that_is_invalidated_leaves_the_graph_as_it_was() -> None:
-    pool = cgp.GraphPool(max_execs=1)
-    trail = Trail(pool, marks=2)
-    x, y = fresh(64, seed=0), fresh(64, seed=1)
-    chain(x)
-    torch.cuda.synchronize()
-    before = torch.cuda.current_stream()
-    graph = torch.cuda.CUDAGraph()
-    with pytest.raises(RuntimeError), cgp.graph(graph, pool=pool, shared_exec=True):  # noqa: PT012
-        y.copy_(chain(x))
-        torch.cuda.synchronize()  # what no capture survives
-    assert torch.cuda.current_stream() == before
-    assert type(graph) is torch.cuda.CUDAGraph
-    assert set(vars(graph)) <= attributes_of_a_reset_graph()
-    with cgp.graph(graph, pool=pool):
-        y.copy_(chain(x))
-    assert has_executable_of_its_own(graph)
-    x.copy_(fresh(64, seed=2))
-    graph.replay()
-    assert torch.equal(y, chain(x))
-    for index in (0, 1, 0):
-        trail.replay(index)
-    trail.check()
-    assert counts(pool)[0] == 1
-
-
-@pytest.mark.whole_gpu
-def test_templates_cost_no_device_memory() -> None:
-    pool, stock = cgp.GraphPool(max_execs=1), cgp.GraphPool()
-    x = torch.zeros(1, device="cuda")
-    x.add_(1)
-
-    def many_nodes(step: int) -> None:
-        for _ in range(400):
-            x.add_(step)
-
-    def taken(target: cgp.GraphPool, shared: bool) -> tuple[int, list[torch.cuda.CUDAGraph]]:
-        torch.cuda.synchronize()
-        free = torch.cuda.mem_get_info()[0]
-        graphs = []
-        for step in range(32):
-            graph = torch.cuda.CUDAGraph()
-            with cgp.graph(graph, pool=target, shared_exec=shared):
-                many_nodes(step)
-            graphs.append(graph)
-        for graph in graphs:
-            graph.replay()
-        torch.cuda.synchronize()
-        return free - torch.cuda.mem_get_info()[0], graphs
-
-    stock_bytes, kept = taken(stock, shared=False)
-    shared_bytes, also_kept = taken(pool, shared=True)
-    assert len(kept) == len(also_kept)
-    assert counts(pool)[:2] == (1, 1)
-    assert shared_bytes <= stock_bytes / 4 + (2 << 20)
 
 
 def test_graphs_of_code_that_knows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

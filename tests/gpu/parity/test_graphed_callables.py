@@ -1,17 +1,14 @@
-"""torch.cuda.make_graphed_callables, and one pool for all captures that name none."""
+"""torch.cuda.make_graphed_callables."""
 
 from __future__ import annotations
 
 import copy
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-import cudagraph_pool as cgp
-
-from ..work import PAGE, WIDTH, adapter, capture_chain, chain, fresh, torch
+from ..work import PAGE, WIDTH, adapter, fresh, torch
 from .captures import Expect
 from .conftest import Side
 from .memory import ids, reserved
@@ -113,49 +110,3 @@ def test_many_sizes_in_one_shared_pool(side: Side) -> None:
             rows,
             steps=2,
         )
-
-
-# cgp.enable(share_captures=True): what names no pool shares one.
-
-
-@pytest.fixture
-def shared(side: Side) -> Iterator[None]:
-    if side == "ours":
-        cgp.disable()
-        cgp.enable(share_captures=True)
-    yield
-    cgp.disable()  # which lets go of the shared pool
-
-
-@pytest.mark.usefixtures("shared")
-def test_captures_that_name_no_pool_share_one(side: Side) -> None:
-    """On native each has its own, and each costs what it needs."""
-    sizes = [64, 700, 2048, 4096]
-    chain(fresh(8, seed=0))
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_reserved()
-    with Expect(side, len(sizes)):
-        captured = {rows: capture_chain(rows, None) for rows in sizes}
-    if side == "ours":
-        assert len(ids()) == 1
-        stats = adapter.stats(torch.cuda.current_device(), ids()[0])
-        assert stats["live_blocks"] == 0
-        assert stats["reserved_bytes"] <= stats["peak_allocated_bytes"] * 1.03 + 2 * PAGE
-    else:
-        assert ids() == []
-        assert torch.cuda.memory_reserved() > before
-    for seed, rows in enumerate((4096, 64, 2048, 700, 64, 4096)):
-        x = fresh(rows, seed=seed)
-        assert torch.equal(captured[rows].replay(x), chain(x))
-    # The pool stays as long as one of them does.
-    survivor = captured[700]
-    captured.clear()
-    gc.collect()
-    torch.cuda.empty_cache()
-    x = fresh(700, seed=50)
-    assert torch.equal(survivor.replay(x), chain(x))
-    again = capture_chain(1000, None)
-    if side == "ours":
-        assert len(ids()) == 1
-    x = fresh(1000, seed=51)
-    assert torch.equal(again.replay(x), chain(x))

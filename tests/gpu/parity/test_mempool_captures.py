@@ -1,75 +1,12 @@
 """Captures into torch.cuda.MemPools, and MemPools inside captures."""
 
-# What fails in a capture fails once more where the capture ends.
-# ruff: noqa: PT012
-
 from __future__ import annotations
 
-import contextlib
 import gc
 
-import pytest
-
-from ..conftest import Run
 from ..work import capture_chain, chain, fresh, torch
-from .captures import Expect
 from .conftest import Side
 from .memory import ids, inside, new_bytes, settle
-
-# Since torch 2.14 a graph holds the MemPools that were used while it was captured.
-GRAPHS_RETAIN = hasattr(torch.cuda.CUDAGraph, "pools")
-
-
-def test_a_mem_pool_inside_a_capture(side: Side) -> None:
-    """Newest route first: the thread's, so the tensor is the MemPool's although it is captured."""
-    pool = torch.cuda.MemPool()
-    x = fresh(512, seed=0)
-    chain(x)
-    graph = torch.cuda.CUDAGraph()
-    with Expect(side, 1), torch.cuda.graph(graph):
-        y = chain(x)
-        with torch.cuda.use_mem_pool(pool):
-            assert pool.use_count() == 2 + GRAPHS_RETAIN
-            z = y + 1
-        w = z * 2
-        with torch.cuda.use_mem_pool(pool):
-            v = w + 3
-    assert pool.use_count() == 1 + GRAPHS_RETAIN
-    assert inside(z, pool.id)
-    assert inside(v, pool.id)
-    assert not inside(y, pool.id)
-    assert not inside(w, pool.id)
-    if side == "ours":
-        assert len(ids()) == 2
-    x.copy_(fresh(512, seed=1))
-    graph.replay()
-    assert torch.equal(v, (chain(x) + 1) * 2 + 3)
-    with torch.cuda.use_mem_pool(pool):  # the capture is over
-        assert inside(new_bytes(3), pool.id)
-
-
-def test_eager_work_after_a_capture_waits_for_its_replays(side: Side) -> None:
-    """It gets what replays write to while they run; native leaves that to the stream's order."""
-    if side == "native":
-        return
-    pool = torch.cuda.MemPool()
-    x = fresh(512, seed=0)
-    chain(x)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool.id):
-        torch.cuda._sleep(20_000_000)
-        y = chain(x) + 1
-        del y
-        z = chain(x)
-    expected = chain(x)
-    torch.cuda.synchronize()
-    other = torch.cuda.Stream()
-    graph.replay()
-    with torch.cuda.use_mem_pool(pool), torch.cuda.stream(other):
-        eager = new_bytes(64, 7)
-    torch.cuda.synchronize()
-    assert torch.equal(z, expected)
-    assert int(eager.min()) == int(eager.max()) == 7
 
 
 def test_a_mem_pool_collected_in_the_middle_of_a_capture(side: Side) -> None:
@@ -195,72 +132,3 @@ def test_captured_into_again_after_its_last_graph(side: Side) -> None:
         assert torch.equal(captured.replay(x), chain(x))
         del captured
         settle()
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_capture_that_fails(nested: bool, side: Side) -> None:
-    """Native before 2.14 leaves its route behind."""
-    if side == "native":
-        return
-    pool = torch.cuda.MemPool()
-    x = fresh(512, seed=0)
-    chain(x)
-    failed = torch.cuda.CUDAGraph()
-    stream = torch.cuda.current_stream()
-    with (
-        pytest.raises(RuntimeError),
-        torch.cuda.graph(failed, pool=None if nested else pool.id),
-        torch.cuda.use_mem_pool(pool) if nested else contextlib.nullcontext(),
-    ):
-        chain(x)
-        torch.cuda.synchronize()  # no capture survives that
-    torch.cuda.set_stream(stream)  # torch.cuda.graph leaves its own
-    del failed
-    with torch.cuda.use_mem_pool(pool):
-        assert inside(new_bytes(3), pool.id)
-    captured = capture_chain(512, pool.id)
-    x = fresh(512, seed=1)
-    assert torch.equal(captured.replay(x), chain(x))
-    del captured
-    settle()
-    assert pool.use_count() == 1
-
-
-LENDS_NOTHING_OF_A_GRAPH = """
-import gc, sys
-import torch
-import cudagraph_pool as cgp
-cgp.enable()
-MIB = 1 << 20
-def new(mib):
-    return torch.empty(mib * MIB, dtype=torch.uint8, device="cuda")
-pool = torch.cuda.MemPool(use_on_oom=True)
-x = torch.zeros(1, device="cuda")
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph, pool=pool.id):
-    y = new(64).fill_(1)
-    x.add_(1)
-    del y
-torch.cuda.synchronize()
-allowed = torch.cuda.memory_reserved() + 16 * MIB
-torch.cuda.set_per_process_memory_fraction(allowed / torch.cuda.mem_get_info()[1])
-try:
-    new(40)
-except torch.OutOfMemoryError:
-    pass
-else:
-    raise AssertionError("a replay would overwrite it")
-graph.replay()
-assert x.item() == 1
-graph.reset()
-del graph
-gc.collect()
-z = new(40)
-from cudagraph_pool import _torch
-assert _torch.pool_of(0, z.data_ptr()) == tuple(pool.id)
-"""
-
-
-def test_a_pool_with_a_graph_lends_nothing(side: Side, run: Run) -> None:
-    if side == "ours":
-        run(LENDS_NOTHING_OF_A_GRAPH)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,10 +12,9 @@ import pytest
 
 import cudagraph_pool as cgp
 
-from ..work import adapter, capture_all, torch
-from .captures import assert_whose, buffers, buffers_in_holes, capture, memory_snapshot_of
+from ..work import capture_all, torch
+from .captures import assert_whose, buffers, capture, memory_snapshot_of
 from .conftest import Side
-from .memory import mapped_pages
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,63 +88,6 @@ def live_blocks(segments: Sequence[dict[str, Any]]) -> dict[int, dict[str, Any]]
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     }
-
-
-def test_pages_that_stand_at_several_addresses(side: Side) -> None:
-    """Many sizes into one pool, smallest first, with survivors in between."""
-    pool = torch.cuda.graph_pool_handle()
-    graph, held = capture(buffers_in_holes, pool)
-    graphs = [{0: graph}, capture_all([16, 300, 700, 1500, 4000, 9000], pool)]
-    for rows in (50, 400, 1300, 3000, 8000):
-        graphs.append(capture_all([rows], pool))
-        graph, tensors = capture(partial(buffers, [rows * 1000, 700]), pool)
-        graphs.append({0: graph})
-        held.extend(tensors)
-        del tensors
-    assert_whose(side)
-    segments = torch.cuda.memory_snapshot()
-    assert_consistent(segments)
-    own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
-    blocks = live_blocks(own)
-    assert set(blocks) == {t.data_ptr() for t in held}
-    for tensor in held:
-        assert blocks[tensor.data_ptr()]["requested_size"] == tensor.numel()
-    if side == "ours":
-        pages = mapped_pages(pool)
-        assert len(pages) > len(set(pages)), "no page is mapped twice"
-        stats = adapter.stats(torch.cuda.current_device(), tuple(pool))
-        assert sum(s["total_size"] for s in own) == stats["reserved_bytes"]
-    del tensor, held[::2]
-    segments = torch.cuda.memory_snapshot()
-    assert_consistent(segments)
-    own = [s for s in segments if tuple(s["segment_pool_id"]) == tuple(pool)]
-    assert set(live_blocks(own)) == {t.data_ptr() for t in held}
-
-
-def test_snapshots_of_another_thread_during_captures(side: Side) -> None:
-    """Taken at any moment, each is consistent in itself."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def watch() -> None:
-        try:
-            while not stop.is_set():
-                assert_consistent(torch.cuda.memory_snapshot())
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        pool = torch.cuda.graph_pool_handle()
-        held = [capture(buffers, pool) for _ in range(20)]
-        assert_whose(side)
-        del held
-    finally:
-        stop.set()
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 @pytest.mark.parametrize("context", [None, "state", "alloc", "all"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import threading
 from multiprocessing.connection import Connection
 
 import pytest
@@ -126,58 +124,6 @@ for graph, x, y in kept:
 )
 def test_in_a_process_of_its_own(program: str, side: Side, run: Run) -> None:
     run(PRELUDE + program, side)
-
-
-class EagerWork(threading.Thread):
-    """Allocates, frees and checks what it wrote, on a stream of its own, until told to stop."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._seed = seed
-        self.stop = threading.Event()
-        self.steps = 0
-        self.wrong: list[str] = []
-
-    def run(self) -> None:
-        try:
-            self._work()
-        except Exception as error:
-            self.wrong.append(repr(error))
-
-    def _work(self) -> None:
-        numbers = random.Random(self._seed)
-        alive: list[tuple[int, torch.Tensor]] = []
-        with torch.cuda.stream(torch.cuda.Stream()):
-            while not self.stop.is_set():
-                value = numbers.randrange(1000)
-                size = numbers.choice([1, 1000, 300_000, 3_000_000])
-                alive.append((value, torch.full((size,), value, dtype=torch.int32, device="cuda")))
-                if len(alive) > 20:
-                    value, tensor = alive.pop(numbers.randrange(len(alive)))
-                    if not (tensor == value).all().item():
-                        self.wrong.append(f"{tensor.numel()} numbers were not {value}")
-                    del tensor
-                self.steps += 1
-
-
-def test_switching_while_other_threads_allocate(side: Side) -> None:
-    threads = [EagerWork(seed) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for turn in range(200):
-        if side == "ours":
-            cgp.disable()
-            assert not cgp.is_enabled()
-            cgp.enable()
-        if turn % 20 == 0:
-            torch.cuda.empty_cache()
-    for thread in threads:
-        while thread.steps < 50 and thread.is_alive():
-            thread.join(0.01)
-        thread.stop.set()
-        thread.join()
-    assert [thread.wrong for thread in threads] == [[], [], [], []]
-    assert cgp.is_enabled() == (side == "ours")
 
 
 # ---- off and on again ---------------------------------------------------------------------------
@@ -350,6 +296,3 @@ assert not any(codes.values()), codes
 
 def test_exit_with_anything_alive(side: Side, run: Run) -> None:
     run(PRELUDE + EXIT, side)
-
-
-# ---- no growth ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from ..work import adapter, chain, fresh, in_threads, torch
 from .conftest import Side
-from .memory import inside, mapped_pages
+from .memory import inside
 
 TWO_DEVICES = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 MODES = pytest.mark.parametrize("mode", ["thread_local", "relaxed"])
@@ -125,36 +125,6 @@ def test_eager_work_beside_a_capture(side: Side, mode: str) -> None:
         assert not inside(tensor, capturing.graph.pool())
 
 
-# ---- two devices --------------------------------------------------------------------------------
-
-
-_inputs: list[torch.Tensor] = []  # of graphs that are replayed again
-
-
-def stitched(device: int) -> tuple[torch.cuda.CUDAGraph, torch.Tensor, list[torch.Tensor]]:
-    """A graph whose output of 16 MiB fills the holes between others of 4 MiB, that live on."""
-    with torch.cuda.device(device):
-        graph = torch.cuda.CUDAGraph()
-        source = torch.zeros(1 << 20, device="cuda")
-        _inputs.append(source)
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream(device)):
-            small = [source + i for i in range(8)]
-            del small[1::2]
-            large = source.repeat(4).view(4, -1)
-            large += torch.arange(4, device="cuda").view(4, 1)
-        graph.replay()
-        torch.cuda.synchronize()
-    return graph, large, small
-
-
-def assert_stitched(graph: torch.cuda.CUDAGraph, large: torch.Tensor) -> None:
-    pages = mapped_pages(graph.pool(), large.device.index)
-    assert len(pages) > len(set(pages)), "no page is mapped twice: nothing was stitched"
-    blocks = adapter.snapshot(large.device.index, tuple(graph.pool()))["blocks"]
-    block = next(b for b in blocks if b["address"] == large.data_ptr())
-    assert len(block["pieces"]) > 1
-
-
 @pytest.mark.parametrize("empties", [False, True])
 def test_eager_memory_that_a_side_stream_uses_is_freed_in_a_capture(
     side: Side, empties: bool
@@ -176,41 +146,6 @@ def test_eager_memory_that_a_side_stream_uses_is_freed_in_a_capture(
     x.copy_(fresh(300, seed=1))
     graph.replay()
     assert torch.equal(y, chain(x))
-
-
-def expected() -> torch.Tensor:
-    return torch.arange(4.0).view(4, 1).expand(4, 1 << 20)
-
-
-@TWO_DEVICES
-def test_copies_between_devices_from_stitched_memory(side: Side) -> None:
-    """Plain copies, and kernels that read and write the peer's memory; mapped before and after."""
-    for source, target in ((0, 1), (1, 0)):
-        # The second graph's pages are mapped after the devices have become peers.
-        for _ in range(2):
-            graph, large, small = stitched(source)
-            if side == "ours":
-                assert_stitched(graph, large)
-            copied = large.to(f"cuda:{target}")
-            assert torch.equal(copied.cpu(), expected())
-            # Not contiguous: where devices are peers, a kernel of one reads from the other.
-            columns = large[:, ::3].to(f"cuda:{target}")
-            assert torch.equal(columns.cpu(), expected()[:, ::3])
-
-            there = torch.full((4, 1 << 20), -1.0, device=f"cuda:{target}")
-            there[:, ::2].copy_(large[:, ::2])
-            assert torch.equal(there[:, ::2].cpu(), expected()[:, ::2])
-            assert (there[:, 1::2] == -1).all().item()
-            large.copy_(there)
-            assert torch.equal(large.cpu(), there.cpu())
-            large[:, ::2].copy_(copied[:, ::2])
-            assert torch.equal(large[:, ::2].cpu(), expected()[:, ::2])
-            for i, tensor in enumerate(small):
-                assert (tensor == 2 * i).all().item()
-            graph.replay()
-            torch.cuda.synchronize(source)
-            assert torch.equal(large.cpu(), expected())
-            del graph, large, small
 
 
 @TWO_DEVICES

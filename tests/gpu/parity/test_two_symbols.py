@@ -82,77 +82,6 @@ assert [int(w) for w in wrong] == [0, 0, 0]
 assert went_through()
 """
 
-# Without its hook torch keeps record_stream() to itself, so it is for the allocator with hooks.
-RECORD_STREAM = """
-change_current_allocator(allocator())
-other = torch.cuda.Stream()
-result = torch.zeros((), dtype=torch.int64, device="cuda")
-for _ in range(8):
-    x = new(8)
-    other.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(other):
-        torch.cuda._sleep(5_000_000)
-        result += x.sum(dtype=torch.int64)
-    x.record_stream(other)
-    del x
-    new(8, 200)
-torch.cuda.current_stream().wait_stream(other)
-assert int(result) == 8 * 8 * MIB
-assert went_through()
-"""
-
-# torch tells the two functions alone nothing of captures: ours refuse, where cudaMalloc only breaks
-# the capture and leaves the user with what the next kernel says.
-A_CAPTURE_WITHOUT_HOOKS = """
-import warnings
-warnings.simplefilter("ignore")  # of the empty graph
-change_current_allocator(allocator())
-x = torch.ones(1 << 20, device="cuda")
-stream = torch.cuda.current_stream()
-text = raises(RuntimeError, capture, x)
-if OURS:
-    assert "capture" in text, text
-    assert "use cudagraph_pool.pluggable_allocator()" in text, text
-    torch.cuda.set_stream(stream)
-    assert total(new(20, 3)) == 60 * MIB  # eager work goes on
-    assert int((x + 1).sum()) == 2 << 20
-else:
-    os._exit(0)
-"""
-
-# Nobody tells the two functions of a capture, which here is on a stream that has allocated before:
-# what they record on it while they serve others would become part of the capture.
-A_CAPTURE_ELSEWHERE = """
-change_current_allocator(allocator())
-stream, other = torch.cuda.Stream(), torch.cuda.Stream()
-with torch.cuda.stream(stream):
-    x, out = new(8), new(8, 0)
-    freed = new(8)
-    del freed
-torch.cuda.synchronize()
-kept = []
-
-def eager():
-    with torch.cuda.stream(other):
-        kept.extend(new(8, value) for value in range(10))
-
-graph = torch.cuda.CUDAGraph()
-with torch.cuda.stream(stream):
-    graph.capture_begin(capture_error_mode="thread_local")
-    out.copy_(x)
-    thread = threading.Thread(target=eager)
-    thread.start()
-    thread.join()
-    out.add_(x)
-    graph.capture_end()
-graph.replay()
-torch.cuda.synchronize()
-eager()
-torch.cuda.synchronize()
-assert total(out) == 2 * 8 * MIB
-assert [total(t) for t in kept] == [value * 8 * MIB for value in range(10)] * 2
-assert went_through()
-"""
 
 # After each a capture fails in the user's code. Of the fraction torch tells by a hook too.
 CAPTURES_AND_A_FRACTION = """
@@ -224,9 +153,6 @@ assert total(outside) == 9 * 30 * MIB
 BOTH = ("two_symbols", "hooks")
 PROGRAMS = [
     ("random_work", RANDOM_WORK, BOTH),
-    ("record_stream", RECORD_STREAM, ("hooks",)),
-    ("a_capture_without_hooks", A_CAPTURE_WITHOUT_HOOKS, ("two_symbols",)),
-    ("a_capture_elsewhere", A_CAPTURE_ELSEWHERE, ("two_symbols",)),
     ("captures_and_a_fraction", CAPTURES_AND_A_FRACTION, ("hooks",)),
     ("a_mem_pool", A_MEM_POOL, BOTH),
 ]
