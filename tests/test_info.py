@@ -70,9 +70,10 @@ def test_driver_that_is_too_old() -> None:
             "GCC version:  gcc version 12.2.0\n",
             "580.65",
         ),
+        ("nothing\n", None),
     ],
 )
-def test_kernel_module(tmp_path: Path, text: str, version: str) -> None:
+def test_kernel_module(tmp_path: Path, text: str, version: str | None) -> None:
     path = tmp_path / "version"
     path.write_text(text)
     assert _info.kernel_module_version(path) == version
