@@ -33,7 +33,7 @@ void Pool::SetLease(const std::vector<LentHandle>& handles, const IndexSet& page
   if (handles.empty()) return;
   stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   for (const LentHandle& handle : handles) ranges_.SetLease(handle.first, lease);
-  lease == kNoLease ? memory_.bytes().Unlease(pages) : memory_.bytes().Lease(pages);
+  memory_.bytes().SetLeased(pages, lease != kNoLease);
   lent_ = CountLeased(kLent);
   memory_.NoteShared();
 }
