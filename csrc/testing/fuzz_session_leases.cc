@@ -61,12 +61,6 @@ uint64_t FuzzSession::PagesIn(const PoolSnapshot& snapshot) {
   return pages;
 }
 
-void FuzzSession::NoteRings() {
-  for (const PoolId id : set_.ids()) {
-    if (!set_.Snapshot(id).ring.empty()) dissolved_.insert(id);
-  }
-}
-
 // What must be as it was, wherever the driver fails: all but who has the pages.
 std::string FuzzSession::Whole(bool with_ranges) const {
   try {
@@ -89,7 +83,6 @@ std::string FuzzSession::Whole(bool with_ranges) const {
 bool FuzzSession::Move(bool allowed, const Action& call, const Describe& describe, bool may_run_out,
                        bool keeps_ranges) {
   const bool leaky = leaky_;
-  NoteRings();
   const uint64_t reserved = set_.Usage().reserved_bytes.current;
   const uint64_t held = host_.usage().physical_bytes;
   const std::string before = Whole(keeps_ranges);
