@@ -337,6 +337,7 @@ void FuzzSession::Lend(PoolId id) {
     Follow(id);
     return JudgeFailure(result, true, world_.TakeBooks());
   }
+    model_.NoteShared(id);  // for a moment
   if (result.fault_fired) Complain("a driver error was swallowed");
   Follow(id);
   const uint64_t more = model_.PagesWith(id, PoolModel::kLent) - lent;
