@@ -242,7 +242,11 @@ void FuzzSession::Allocate(const Step& step) {
   const PoolId id = IdOf(step.pool);
   if (CaptureIsOver(id)) return;
   const StreamId stream = StreamOf(step.stream, id);
-  const bool allowed = model_.OpenScope(id).has_value() && step.amount > 0;
+  // A loan that was withdrawn begins anew, with what the lender has free then, and marks the device.
+  const bool is_withdrawn = model_.IsWithdrawn(id);
+  const bool allowed =
+      model_.OpenScope(id).has_value() && step.amount > 0 && (!is_withdrawn || watch_.MayQuiesce());
+  const bool renews = allowed && is_withdrawn;
   std::optional<CaptureId> in;  // else the pool asks the driver
   if (setup_.streams > 0) {
     if (!allowed || (!dag_.IsCapturing(stream) && !Join(stream))) return;
@@ -254,9 +258,6 @@ void FuzzSession::Allocate(const Step& step) {
   Frontier frontier;
   host_.Capture(stream, &frontier);
   if (is_loan && frontier.held) return;
-  // The loan's scope begins anew, with what the lender has free then.
-  const bool renews = allowed && model_.IsWithdrawn(id);
-  if (model_.IsWithdrawn(id) && (!allowed || !watch_.MayQuiesce())) return;
   // The model knows no handles: a whole page in one of several can be mapped only with the others.
   // Where there is such a handle, the block may take as many pages as in an empty pool.
   const bool large = host_.usage().physical_bytes != host_.usage().handles * setup_.page_bytes;
