@@ -278,9 +278,7 @@ void Pool::PrepareGiveBack() {
   memory_.DissolveRing();
   next_identity_ = std::make_shared<const char>();
   memory_.ReserveOpening();
-  std::vector<bool> keep = VpagesInUse();
-  KeepLent(keep);
-  shrinking_ = memory_.bytes().PrepareShrink(std::move(keep));
+  shrinking_ = memory_.bytes().PrepareShrink(VpagesInUse());
 }
 
 void Pool::GiveBack() {
@@ -307,7 +305,6 @@ void Pool::UnmapStale() {
     if (!any) keep[Index(vpages.front())] = true;
   }
   std::exception_ptr error;
-  KeepLent(keep);
   if (static_cast<uint64_t>(std::ranges::count(keep, true)) < mapped) {
     shrinking_ = memory_.bytes().PrepareShrink(std::move(keep));
     error = Shrink();
@@ -316,7 +313,8 @@ void Pool::UnmapStale() {
   if (error) std::rethrow_exception(error);
 }
 
-// Whether each virtual page, or another one of the same mapping, has a live block.
+// Whether each virtual page, or another one of the same mapping, has a live block. Of a lent handle
+// one mapping stays, since another pool has live blocks there.
 std::vector<bool> Pool::VpagesInUse() const {
   std::vector<bool> in_use(ranges_.vpage_limit());
   blocks_.ForEach([&](Address, const LiveBlock& live) {
@@ -327,6 +325,9 @@ std::vector<bool> Pool::VpagesInUse() const {
       KeepMapping(VirtualPage{vpage}, in_use);
     }
   });
+  for (PageId page{0}; !ranges_.borrows() && Index(page) < ranges_.page_count(); ++page) {
+    if (ranges_.lease_of(page) == kLent) KeepMapping(ranges_.vpages_of(page).front(), in_use);
+  }
   return in_use;
 }
 

@@ -230,7 +230,6 @@ class Pool {
     bool operator==(const Count&) const = default;
   };
   Count CountLeased(LeaseId lease) const;
-  void KeepLent(std::vector<bool>& keep) const;
   void RequirePresent(const LiveBlock& live) const;
   void CheckLeases() const;
   template <typename Function>

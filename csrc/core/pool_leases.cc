@@ -33,7 +33,7 @@ void Pool::SetLease(const std::vector<LentHandle>& handles, const IndexSet& page
   if (handles.empty()) return;
   stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   for (const LentHandle& handle : handles) ranges_.SetLease(handle.first, lease);
-  lease == kNoLease ? memory_.bytes().Unlease(pages) : memory_.bytes().Lease(pages);
+  memory_.bytes().SetLeased(pages, lease != kNoLease);
   lent_ = CountLeased(kLent);
   memory_.NoteShared();
 }
@@ -127,7 +127,6 @@ Leased Pool::TrimToNeeds(std::exception_ptr* error) {
   memory_.DissolveRing();
   std::vector<bool> keep = VpagesInUse();
   AddNeeded(keep);
-  KeepLent(keep);
   shrinking_ = memory_.bytes().PrepareShrink(std::move(keep));
   stats_.peak_reserved_bytes = std::max(stats_.peak_reserved_bytes, reserved_bytes());
   const uint64_t mappings = ranges_.mapping_count();
@@ -205,16 +204,6 @@ Pool::Count Pool::CountLeased(LeaseId lease) const {
     count.pages += ranges_.handle_pages(handle);
   });
   return count;
-}
-
-// Another pool has live blocks there.
-void Pool::KeepLent(std::vector<bool>& keep) const {
-  if (ranges_.borrows()) return;
-  for (uint32_t page = 0; page < ranges_.page_count(); ++page) {
-    if (ranges_.lease_of(PageId{page}) == kLent) {
-      KeepMapping(ranges_.vpages_of(PageId{page}).front(), keep);
-    }
-  }
 }
 
 // A checkpoint's block lives where nothing is lent or away.

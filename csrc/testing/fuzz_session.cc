@@ -242,7 +242,11 @@ void FuzzSession::Allocate(const Step& step) {
   const PoolId id = IdOf(step.pool);
   if (CaptureIsOver(id)) return;
   const StreamId stream = StreamOf(step.stream, id);
-  const bool allowed = model_.OpenScope(id).has_value() && step.amount > 0;
+  // A loan that was withdrawn begins anew, with what the lender has free then, and marks the device.
+  const bool is_withdrawn = model_.IsWithdrawn(id);
+  const bool allowed =
+      model_.OpenScope(id).has_value() && step.amount > 0 && (!is_withdrawn || watch_.MayQuiesce());
+  const bool renews = allowed && is_withdrawn;
   std::optional<CaptureId> in;  // else the pool asks the driver
   if (setup_.streams > 0) {
     if (!allowed || (!dag_.IsCapturing(stream) && !Join(stream))) return;
@@ -254,27 +258,24 @@ void FuzzSession::Allocate(const Step& step) {
   Frontier frontier;
   host_.Capture(stream, &frontier);
   if (is_loan && frontier.held) return;
-  // The loan's scope begins anew, with what the lender has free then.
-  const bool renews = allowed && model_.IsWithdrawn(id);
-  if (model_.IsWithdrawn(id) && (!allowed || !watch_.MayQuiesce())) return;
-  PoolModel::Need need;
-  PoolModel::Need beside_ring;
-  const Ring ring = allowed ? set_.Snapshot(id).ring : Ring();
-  if (allowed) {
-    need = beside_ring = model_.NeedOf(id, step.amount, stream);
-    if (!ring.empty()) beside_ring = model_.NeedOf(id, step.amount, stream, ring);
-    // The model knows no handles: a whole page in one of several can be mapped only with the
-    // others. Where there is such a handle, the block may take as many pages as in an empty pool.
-    if (host_.usage().physical_bytes != host_.usage().handles * setup_.page_bytes) {
-      need.ideal = beside_ring.ideal = (step.amount - 1) / setup_.page_bytes + 1;
-      need.whole_pages = beside_ring.whole_pages = 0;
+  // The model knows no handles: a whole page in one of several can be mapped only with the others.
+  // Where there is such a handle, the block may take as many pages as in an empty pool.
+  const bool large = host_.usage().physical_bytes != host_.usage().handles * setup_.page_bytes;
+  const auto need_beside = [&](const Ring& kept) {
+    PoolModel::Need need = model_.NeedOf(id, step.amount, stream, kept);
+    if (large) {
+      need.ideal = (step.amount - 1) / setup_.page_bytes + 1;
+      need.whole_pages = 0;
     }
-  }
-  const uint64_t most_new = std::max(need.most_new(), beside_ring.most_new());
+    return need;
+  };
+  const Ring ring = allowed ? set_.Snapshot(id).ring : Ring();
+  const PoolModel::Need need = allowed ? need_beside({}) : PoolModel::Need();
+  uint64_t most_new = need.most_new();
+  if (!ring.empty()) most_new = std::max(most_new, need_beside(ring).most_new());
   const uint64_t pages_left = is_loan ? 0 : PagesLeft();
   const bool may_run_out = allowed && (renews || need.least_new() > pages_left);
   const World::Books before = TakeBooks(allowed && !may_run_out);
-  if (allowed && !renews) model_.Ask(id, stream);
   const bool unmaps = allowed && model_.OpenScope(id) != ScopeKind::kCapture &&
                       (renews || set_.Stats(id).page_mappings > 512);
   Block block;
@@ -289,15 +290,19 @@ void FuzzSession::Allocate(const Step& step) {
   if (unmaps) kind.reset();
   const Action call = [&] { block = set_.Allocate(id, step.amount, stream, in); };
   Result result = Call(call, kind);
+  if (renews && (result.outcome == Outcome::kNoHeap || result.fault_fired)) {
+    Mend();
+    result = Call(call, {});
+  }
+  const PoolSnapshot now = allowed ? set_.Snapshot(id) : PoolSnapshot();
+  // A capture's first allocation gives the ring all that is open of its range, also where the ring
+  // was dissolved before.
+  if (!now.ring.empty()) most_new = std::max(most_new, need_beside(now.ring).most_new());
   if (renews) {
-    if (result.outcome == Outcome::kNoHeap || result.fault_fired) {
-      Mend();
-      result = Call(call, {});
-    }
     model_.Renew(id);
     Follow(PoolModel::LenderOf(id));
-    model_.Ask(id, stream);
   }
+  if (allowed) model_.Ask(id, stream);
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) {
     result.fault_fired = true;  // the limit is as good a cause
   }
@@ -306,14 +311,14 @@ void FuzzSession::Allocate(const Step& step) {
     // Mappings that an eager scope could not unmap are unmapped later.
     const bool given_up = (need.apart || need.beyond > 0) && fault_.status != DriverStatus::kFailed;
     if (given_up || unmaps) result.fault_fired = false;
-    if (allowed) Placed(step, block, need, most_new, ring);
+    if (allowed) Placed(step, block, need, most_new, ring, now);
   }
   // An eager scope unmaps what is stale first, whether or not there is a place for the block then.
   return JudgeFailure(result, allowed, unmaps ? world_.TakeBooks() : before);
 }
 
 void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::Need& need,
-                         uint64_t most_new, const Ring& ring_before) {
+                         uint64_t most_new, const Ring& ring_before, const PoolSnapshot& now) {
   const PoolId id = IdOf(step.pool);
   const StreamId stream = StreamOf(step.stream, id);
   const uint64_t rounded = Granules::FromBytesRoundedUp(step.amount).bytes();
@@ -325,7 +330,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   const std::vector<PhysicalPiece> pieces = set_.Pieces(block.address);
   const uint64_t whole_pages = model_.WholePagesOf(id, pieces, stream);
   // The model before the books, since it says why bytes may not be taken.
-  const uint64_t pages = PagesIn(set_.Snapshot(id));
+  const uint64_t pages = PagesIn(now);
   Judge(model_.Place(step.item, id, block, pieces, pages));
   JudgePieces(id, block, pieces);
   const uint64_t new_pages = pages - pages_before;
@@ -338,10 +343,10 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
   const bool comes_again = !known_sizes_.emplace(id, asked.sizes).second;
   // What comes again while its like lives may lie in the ring, which grows then: to have room for
   // what one scope asks for, and for a block.
-  const Ring ring = set_.Snapshot(id).ring;
+  const Ring& ring = now.ring;
   // One that a range has no more room for is no more, and another one begins.
   const bool goes_on = std::ranges::any_of(ring_before, [&](const PhysicalPiece& before) {
-    return std::ranges::any_of(ring, [&](const auto& now) { return now.page == before.page; });
+    return std::ranges::any_of(ring, [&](const auto& piece) { return piece.page == before.page; });
   });
   const uint64_t before = goes_on ? BytesOf(ring_before) : 0;
   const uint64_t grown = BytesOf(ring) + rounded;
@@ -350,7 +355,7 @@ void FuzzSession::Placed(const Step& step, const Block& block, const PoolModel::
     const uint64_t own = (wanted + setup_.page_bytes - 1) / setup_.page_bytes;
     most_new = std::max(most_new, std::min(own, (grown - before) / setup_.page_bytes));
   }
-  if (new_pages > most_new && !remained_.contains(id) && !dissolved_.contains(id)) {
+  if (new_pages > most_new && !remained_.contains(id)) {
     Complain("asked the driver for ", new_pages, " pages where ", most_new, " do");
   }
   // One more saves mappings; two would not. (What comes behind the same sizes as before lies where

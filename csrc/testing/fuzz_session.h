@@ -121,7 +121,7 @@ class FuzzSession {
   using Ring = std::vector<PhysicalPiece>;  // PoolSnapshot::ring
   // `most_new`: pages, but for what the pool's ring comes to have, which had this before.
   void Placed(const Step& step, const Block& block, const PoolModel::Need& need, uint64_t most_new,
-              const Ring& ring_before);
+              const Ring& ring_before, const PoolSnapshot& now);
   void Free(uint64_t label);
   void FreeInside(uint64_t label);
   void RefusesAddress(Address address);
@@ -153,7 +153,6 @@ class FuzzSession {
   // Which pages are away or lent now, as judged by the model; `all_away`: the device has all that
   // leases have.
   void Follow(PoolId id, bool all_away = false);
-  void NoteRings();
   static uint64_t PagesIn(const PoolSnapshot& snapshot);
   void LearnHandles(PoolId id);
   std::map<Handle, PoolModel::Pages32> HandlesWith(PoolId id, uint64_t lease) const;
@@ -293,8 +292,6 @@ class FuzzSession {
   // Pools that were still there for such remains when they were used again, of whose captures
   // before that the model knows nothing.
   std::set<PoolId> remained_;
-  // Whose ring was dissolved: what it then takes anew is not judged.
-  std::set<PoolId> dissolved_;
   bool peers_settled_ = true;  // the last EnablePeer() came through
   uint64_t steps_ = 0;
   bool last_failed_ = false;

@@ -177,11 +177,12 @@ void FuzzSession::LeaseBefore(size_t graph) {
     Wake(id);
   } else if (choice == 1) {
     const PoolId loan = set_.BeginLoan(id);
+    const StreamId borrower = StreamOf(0, id);
     std::vector<Kernel> borrowed;
     try {
       while (borrowed.size() < 5) {
         const uint64_t bytes = setup_.page_bytes * (1 + random_() % 4) / 2;
-        borrowed.push_back({set_.Allocate(loan, bytes, stream), random_() | 1, /*writes=*/true});
+        borrowed.push_back({set_.Allocate(loan, bytes, borrower), random_() | 1, /*writes=*/true});
         borrowed.back().Run();
       }
     } catch (const OutOfMemoryError&) {
@@ -189,6 +190,7 @@ void FuzzSession::LeaseBefore(size_t graph) {
     watch_.MarkUsed();
     Follow(id);
     if (Replay(id, stream, graph)) RunGraph(graph);
+    watch_.Submit(borrower);
     for (Kernel& kernel : borrowed) {
       kernel.writes = false;
       if (!kernel.Run()) Complain("a graph has overwritten what was borrowed");
@@ -196,6 +198,7 @@ void FuzzSession::LeaseBefore(size_t graph) {
     }
     set_.EndScope(loan);
     Follow(id);
+    if (!Replay(id, stream, graph)) Complain("a graph is refused after the loan");
     Sleep(id, /*keeps_live=*/true);  // which ends the loan: the model knows nothing of its blocks
     Wake(id);
     set_.ResetPeaks({});

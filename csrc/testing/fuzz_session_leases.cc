@@ -61,12 +61,6 @@ uint64_t FuzzSession::PagesIn(const PoolSnapshot& snapshot) {
   return pages;
 }
 
-void FuzzSession::NoteRings() {
-  for (const PoolId id : set_.ids()) {
-    if (!set_.Snapshot(id).ring.empty()) dissolved_.insert(id);
-  }
-}
-
 // What must be as it was, wherever the driver fails: all but who has the pages.
 std::string FuzzSession::Whole(bool with_ranges) const {
   try {
@@ -89,12 +83,11 @@ std::string FuzzSession::Whole(bool with_ranges) const {
 bool FuzzSession::Move(bool allowed, const Action& call, const Describe& describe, bool may_run_out,
                        bool keeps_ranges) {
   const bool leaky = leaky_;
-  NoteRings();
   const uint64_t reserved = set_.Usage().reserved_bytes.current;
   const uint64_t held = host_.usage().physical_bytes;
   const std::string before = Whole(keeps_ranges);
   std::optional<FaultKind> kind = SomeFault();
-  if (!describe || !watch_.MayQuiesce()) kind.reset();
+  if (!watch_.MayQuiesce()) kind.reset();
   if (may_run_out) kind = FaultKind::kAllocation;
   Result result = Call(call, allowed ? kind : std::nullopt, describe);
   const auto failed = [&] {
@@ -123,7 +116,9 @@ void FuzzSession::MirrorMoving(PoolId id, bool allowed, const Action& call, cons
   if (!model_.IsAsleep(id) && !model_.HasLoan(id)) return Mirror(allowed, call, then);
   const bool may_run_out = model_.PagesWith(id, PoolModel::kAsleep) > PagesLeft();
   LearnHandles(id);
-  Result result = Call(call, {});
+  // Where memory runs out, it is an undo that would be made to fail.
+  const FaultKind kind = may_run_out ? FaultKind::kAllocation : SomeFault();
+  Result result = Call(call, kind, [&] { return Whole(); });
   if (result.outcome == Outcome::kOutOfMemory && may_run_out) result.fault_fired = true;
   Follow(id);
   if (result.outcome == Outcome::kDone && allowed) then();
@@ -261,7 +256,8 @@ void FuzzSession::TrimToNeeds(PoolId id) {
     }
   }
   if (!Move(
-          allowed, [&] { set_.TrimToNeeds(id); }, {}, false, /*keeps_ranges=*/false))
+          allowed, [&] { set_.TrimToNeeds(id); }, [&] { return Whole(/*with_ranges=*/false); },
+          /*may_run_out=*/false, /*keeps_ranges=*/false))
     return;
   model_.Quiesced(id);
   Judge(model_.Keep(id, /*has_graphs=*/true, still_lent, PiecesOf()));
@@ -341,6 +337,7 @@ void FuzzSession::Lend(PoolId id) {
   const bool heap = allocation_fault_.has_value();
   Result result = Call([&] { set_.BeginLoan(id); }, SomeFault(), [&] { return Whole(); });
   if (result.outcome != Outcome::kDone) {
+    model_.NoteShared(id);  // for a moment
     Follow(id);
     return JudgeFailure(result, true, world_.TakeBooks());
   }
@@ -358,7 +355,8 @@ bool FuzzSession::Replay(PoolId id, StreamId stream, uint64_t number) {
   const std::vector<uint64_t> graphs = model_.Graphs(id);
   if (graphs.empty() || frontier.held) return false;
   const uint64_t name = graphs[number % graphs.size()];
-  const Result result = Call([&] { set_.BeginReplay(id, name, stream); }, {});
+  const Result result =
+      Call([&] { set_.BeginReplay(id, name, stream); }, SomeFault(), [&] { return Whole(); });
   Follow(id);
   const auto away = [&](bool more) {
     const auto needs = model_.NeedsOf(id, name, more);

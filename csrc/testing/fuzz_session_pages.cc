@@ -171,7 +171,6 @@ void FuzzSession::Restore(PoolId id, uint64_t number) {
   if (it == checkpoints_.end() || StaysForRemains(id)) return;
   const Kept& kept = it->second;
   bool allowed = model_.MayRestore(id, kept.naive);
-  NoteRings();
   // A pool that stayed for such remains until it was used again is the one that it was.
   if (leaky_ && !allowed && kept.naive.pool == id) return;
   if (allowed) {

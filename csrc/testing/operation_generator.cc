@@ -95,6 +95,8 @@ Step OperationGenerator::Lease(Step::Kind kind, const FuzzSession& session) {
   const bool reads = kind == kReplay || kind == kNameCapture || kind == kDropCapture;
   if (session.OpenScope(pool) && !reads && !dice_.OneIn(8)) return {.kind = kEnd, .pool = pool};
   const bool lends = session.OpenScope(loan).has_value() && kind != kReplay && kind != kWake;
+  // Some scopes of the lender begin beside the loan.
+  if (lends && kind == kBeginLoan && !session.OpenScope(pool)) return Begin(pool);
   if (lends && dice_.OneIn(2)) return {.kind = kEnd, .pool = loan};
   Step step{.kind = kind, .stream = Stream(), .item = dice_.Below(8), .pool = pool};
   if (kind == kSleep) step.amount = dice_.OneIn(4) ? 1 : 0;

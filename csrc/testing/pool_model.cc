@@ -132,8 +132,8 @@ PoolModel::Need PoolModel::NeedOf(PoolId id, uint64_t bytes, StreamId stream,
     const uint64_t first =
         Index(piece.page) * granules_per_page_ + piece.offset_bytes / kGranuleBytes;
     for (uint64_t i = first; i < first + piece.length_bytes / kGranuleBytes; ++i) {
-      const auto page = static_cast<uint32_t>(i / granules_per_page_);
-      pages.at(page)[i % granules_per_page_].label = ~uint64_t{0};
+      const auto page = pages.find(static_cast<uint32_t>(i / granules_per_page_));
+      if (page != pages.end()) page->second[i % granules_per_page_].label = ~uint64_t{0};
     }
   }
   for (const auto& [number, page] : pages) {

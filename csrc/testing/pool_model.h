@@ -185,6 +185,8 @@ class PoolModel {
   void BringBack(PoolId id, uint64_t lease);
   // So many of the leases' pages the device really has.
   void SetAway(PoolId id, uint64_t pages);
+  // Others may have had the pages, so eager work in it comes behind all of the device's.
+  void NoteShared(PoolId id) { Known(id).captured_pages = Known(id).pages.size(); }
   void SetAsleep(PoolId id, bool asleep) { Known(id).asleep = asleep; }
   void Quiesced(PoolId id);  // and the pool knows
   // These pages are with borrowers, or with the device; of a loan these went back, of so many.

@@ -128,6 +128,8 @@ std::string PoolModel::FollowLender(PoolId id, const Pages32& gone) {
   for (auto& [number, page] : pool.pages) {
     const uint64_t lease = LeaseOf(id, number);
     if (lease != 0 && lease != kLent) continue;
+    const bool moves = gone.contains(number) == (lease == 0);
+    if (moves && IsEager(pool)) return "lends or takes back pages while eager work goes on";
     if (gone.contains(number) && lease == 0) {
       for (Granule& granule : page) {
         if (granule.label != 0) return "lends a page in which a block lives";

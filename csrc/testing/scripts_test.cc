@@ -76,7 +76,22 @@ const Script kRegressions[] = {
     {"CheckpointOfAPoolWithRemains",
      "Fail 0 0 0 1 9 0 1, BeginEager, Allocate 2 1 98305, Fail 0 0 0 1 2 2 1 7, Allocate 1 2 "
      "4289,End, Release, Checkpoint 0 0, Trim, Restore 0 0",
-     8 * kPage}};
+     8 * kPage},
+    // A restore gives everyone what the ring has free, and the next capture gives it back to the
+    // ring: that another block gets none of it is no growth in vain.
+    {"TheRingAfterARestore",
+     "BeginCapture, Allocate 0 1 8192, End, BeginCapture, Allocate 0 2 8192, End, Free 0 "
+     "1,BeginCapture, Allocate 0 3 8192, End, Free 0 2, BeginCapture, Allocate 0 4 8192, End, Free "
+     "0 3,BeginCapture, Allocate 0 5 8192, End, Free 0 4, Checkpoint, Restore, BeginCapture, "
+     "Allocate 0 6 20480"},
+    // Eager work that cannot mark the device takes no page that may have been lent for a moment.
+    {"EagerWorkAfterALoanThatFailed",
+     "BeginCapture, Allocate 0 1 4096, Free 0 1, End, BeginEager 0 0 1, Allocate 0 2 416, End, "
+     "BeginEager,End, Fail 0 0 0 1 1 2 0 12, BeginLoan, BeginEager 0 0 1, Allocate 1 3 1590"},
+    // A wake that failed while something captured left what it had made.
+    {"AWakeThatFailsInACapture",
+     "BeginCapture 0 0 0 2, Allocate 0 1 4096 2, End 0 0 0 2, Sleep 0 0 1 2, BeginCapture,Fail 0 0 "
+     "0 1 2 2 1, BeginCapture 0 0 0 2"}};
 
 class RegressionTest : public testing::TestWithParam<Script> {};
 

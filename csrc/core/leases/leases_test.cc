@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <ctime>
 #include <functional>
 #include <vector>
 
@@ -248,6 +249,47 @@ TEST_F(LeasesTest, ACaptureOfTheLenderGetsNothingThatIsLent) {
   set_.EndScope(kId);
   set_.Free(borrowed.address);
   set_.EndScope(loan);
+}
+
+TEST_F(LeasesTest, ATrimKeepsWhatIsLentToALiveBlock) {
+  Capture(8);
+  const PoolId loan = set_.BeginLoan(kId);
+  const Block borrowed = Allocate(2, loan);
+  set_.EndScope(loan);
+  set_.DropCapture(kId, name_);
+  set_.TrimToNeeds(kId);
+  EXPECT_EQ(Held(), 2U);
+  set_.Release(kId);
+  set_.Trim();
+  EXPECT_EQ(Held(), 2U);
+  set_.Free(borrowed.address);
+  set_.Trim();
+  EXPECT_FALSE(set_.Contains(kId));
+}
+
+// It once looked through the whole pool as long as anything of it was lent or away.
+TEST_F(LeasesTest, AFreeCostsTheSameHoweverMuchLives) {
+  HostDriver host({.granularity = kPage, .map_memory = false});
+  PoolSet set(host, {.page_bytes = kPage});
+  set.BeginScope(kId, ScopeKind::kCapture);
+  std::vector<Address> live;
+  for (uint64_t i = 0; i < 16'000; ++i) {
+    live.push_back(set.Allocate(kId, kGranuleBytes * (1 + i % 13), kA).address);
+  }
+  set.Free(set.Allocate(kId, 20 * kPage, kA).address);
+  set.EndScope(kId);
+  const auto seconds_of_frees = [&](std::size_t first) {
+    const std::clock_t begin = std::clock();
+    for (std::size_t i = first; i < live.size(); i += 8) set.Free(live[i]);
+    return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  };
+  const double least = seconds_of_frees(0);
+  const PoolId loan = set.BeginLoan(kId);
+  set.Allocate(loan, kPage, kA);
+  EXPECT_LT(seconds_of_frees(1), 100 * least + 0.1) << "some is lent";
+  set.EndScope(loan);
+  set.Sleep(kId, /*keeps_live=*/false);
+  EXPECT_LT(seconds_of_frees(2), 100 * least + 0.1) << "all is away";
 }
 
 TEST_F(LeasesTest, ARestoreWakesAndIsRefusedWhereMemoryIsLent) {

@@ -1,5 +1,7 @@
 #include "core/memory/shared_space.h"
 
+#include <array>
+
 #include "core/base/error.h"
 
 namespace cgp {
@@ -57,9 +59,16 @@ void SharedSpace::Take(Site& site, Granules length) {
 
 void SharedSpace::Give(const Site& site, Granules length, FenceId fence) {
   const bool large = length >= page_size();
-  ForEachNode(site, length, [&](NodeId id) { GivePiece(id, fence, large); });
+  std::array<uint64_t, 2> pages{};  // without and with a lease
+  const auto count = [&](PageId page, Granules, Granules) {
+    ++pages[leased_.Contains(Index(page)) ? 1 : 0];
+  };
+  if (has_leased_) ForEachPiece(site, length, count);
+  const auto [present, leased] = pages;
   // What waits for other work on these bytes may end: while they were away there was none.
-  if (has_leased_) Hold(leased_, FenceId::kLeased);
+  if (leased > 0 && present == 0) fence = FenceId::kLeased;
+  ForEachNode(site, length, [&](NodeId id) { GivePiece(id, fence, large); });
+  if (leased > 0 && present > 0) Hold(leased_, FenceId::kLeased);
 }
 
 // Takes a piece below a page. pre: `within` holds the granule at `offset` of the page, and all
@@ -225,16 +234,12 @@ void SharedSpace::Hold(const IndexSet& pages, FenceId fence) {
   for (const auto& list : free_lists_) list->Rebuild();
 }
 
-void SharedSpace::Lease(const IndexSet& pages) {
-  for (auto page = pages.Next(0); page; page = pages.Next(*page + 1)) leased_.Insert(*page);
+void SharedSpace::SetLeased(const IndexSet& pages, bool leased) {
+  for (auto page = pages.Next(0); page; page = pages.Next(*page + 1)) {
+    leased_.SetRange(*page, *page + 1, leased);
+  }
   has_leased_ = leased_.Next(0).has_value();
-  Hold(leased_, FenceId::kLeased);
-}
-
-void SharedSpace::Unlease(const IndexSet& pages) {
-  for (auto page = pages.Next(0); page; page = pages.Next(*page + 1)) leased_.Erase(*page);
-  has_leased_ = leased_.Next(0).has_value();
-  Hold(pages, FenceId::kOpen);
+  Hold(pages, leased ? FenceId::kLeased : FenceId::kOpen);
 }
 
 void SharedSpace::Check() const {

@@ -143,11 +143,10 @@ class SharedSpace {
 
   // --- Leases ---
 
-  // Lease() hides the free bytes of the pages, and what is freed there from now on. Unlease() gives
-  // them to everyone. pre: `pages` has room for all; ReserveHold().
+  // Hides the free bytes of the pages, and what is freed there from now on; or gives them to
+  // everyone. pre: `pages` has room for all; ReserveHold().
   bool has_leased() const { return has_leased_; }
-  void Lease(const IndexSet& pages);
-  void Unlease(const IndexSet& pages);
+  void SetLeased(const IndexSet& pages, bool leased);
 
   void Check() const;
 
