@@ -129,6 +129,10 @@ std::string PoolModel::FollowLender(PoolId id, const Pages32& gone) {
     const uint64_t lease = LeaseOf(id, number);
     if (lease != 0 && lease != kLent) continue;
     if (gone.contains(number) && lease == 0) {
+      const auto left_it = [&](const Capture& one) {
+        return std::ranges::count(one.left, number, kValue) > 0;
+      };
+      if (std::ranges::any_of(pool.graphs, left_it)) return "lends what a capture has left";
       for (Granule& granule : page) {
         if (granule.label != 0) return "lends a page in which a block lives";
         granule.leased = true;
@@ -222,7 +226,9 @@ std::string PoolModel::Keep(PoolId id, bool has_graphs, const Pages32& lent,
     if (leases.contains(page)) pool.leases[number] = leases.at(page);
   }
   for (Capture& one : pool.graphs) {
-    for (auto& [address, page] : one.pages) page = now.at(page);
+    for (auto* const pages : {&one.pages, &one.left}) {
+      for (auto& [address, page] : *pages) page = now.at(page);
+    }
   }
   for (auto& [address, page] : pool.kept) page = now.at(page);
   pool.numbering = next_incarnation_++;
