@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -89,9 +89,8 @@ def guard_replays() -> None:
 
     from . import _shared_exec
 
+    _find_trees()
     with _lock:
-        if trees := sys.modules.get("torch._inductor.cudagraph_trees"):
-            _guard_trees(trees.CUDAGraphNode)
         if _is_guarded:
             return
         shared: Any = _shared_exec._SharesExec
@@ -102,6 +101,13 @@ def guard_replays() -> None:
         if watching is not None and watching._state.native is not None:
             watching._state.native = _asking(watching._state.native)  # which it will put back
         _is_guarded = True
+
+
+def _find_trees() -> None:
+    """torch imports them late. A node replays its graph when it is made, and runs later."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if node := getattr(trees, "CUDAGraphNode", None):
+        _guard_trees(node)
 
 
 @functools.cache
@@ -127,6 +133,7 @@ def _asking(native: Callable[..., None]) -> Callable[..., None]:
 
 
 def _begin_replay(graph: Any) -> None:
+    _find_trees()
     captured = vars(graph).get("_captured")
     if captured is None:
         try:
@@ -170,10 +177,12 @@ def sleep(key: Key, keep: Keep, caches: Iterable[_torch.ExecCache]) -> int:
         raise ValueError(f"keep is {keep!r}, but must be 'live', 'offload' or 'nothing'")
     adapter = load_adapter()
     guard_replays()
-    for other in [other for other in _contents if other[1] not in adapter.pool_ids(other[0])]:
-        del _contents[other]  # the pool is gone
+    for known in (_contents, _last):
+        for other in [other for other in known if other[1] not in adapter.pool_ids(other[0])]:
+            del known[other]  # the pool is gone
     is_new = keep != "live" and key not in _contents
     if is_new:
+        _settle(adapter, key)
         _contents[key] = _copies(adapter, key) if keep == "offload" else []
     try:
         given, *_ = adapter.sleep(*key, keep == "live")
@@ -193,16 +202,16 @@ def wake(key: Key, caches: Iterable[_torch.ExecCache]) -> None:
     adapter = load_adapter()
     began = time.perf_counter()
     contents = _contents.get(key)
-    if contents:
-        _settle(key)
     brought, *_ = adapter.wake(*key)
     if contents:
-        live = {block["address"] for block in adapter.snapshot(*key)["blocks"]}
+        live = {block["address"] for block in _present(adapter, key)}
         for address, copy in contents:
             if address in live:
                 _block(key[0], address, copy.nbytes).copy_(copy, non_blocking=True)
         torch.cuda.synchronize(key[0])
-    _contents.pop(key, None)
+    if contents is not None:
+        adapter.note_filled(*key)  # replays have been refused so far
+        del _contents[key]
     awake = time.perf_counter()
     make_execs(key[0], caches)
     if brought:
@@ -213,21 +222,36 @@ def wake(key: Key, caches: Iterable[_torch.ExecCache]) -> None:
         }
 
 
-def _settle(key: Key) -> None:
-    """Waits for the device, or raises what a sleep would raise, before copies break a capture."""
+def _settle(adapter: Any, key: Key) -> None:
+    """Waits for the device, or raises what a sleep without live tensors would raise: copies would
+    break a capture, and a wake would bring them back after a sleep that was refused.
+    """
     with Lease(key, ()) as nothing:
         nothing.release()
+    for address, size, _ in adapter.blas_workspaces():
+        if adapter.pool_of(key[0], address) == key[1]:
+            raise RuntimeError(
+                f"graph pool {key[1]} holds a workspace of cuBLAS's, of {size:,} bytes, in which "
+                "other work computes: its live tensors must stay. Use keep='live', or multiply on "
+                "the capture's stream before the first capture"
+            )
+
+
+def _present(adapter: Any, key: Key) -> list[dict[str, Any]]:
+    """The live blocks that no lease has given away."""
+    snapshot = adapter.snapshot(*key)
+    gone, blocks = set(snapshot["gone"]), snapshot["blocks"]
+    return [block for block in blocks if gone.isdisjoint(page for page, *_ in block["pieces"])]
 
 
 def _copies(adapter: Any, key: Key) -> list[tuple[int, torch.Tensor]]:
     """The live blocks in pinned memory."""
     import torch
 
-    _settle(key)
-    blocks = adapter.snapshot(*key)["blocks"]
+    blocks = _present(adapter, key)
     sizes = [block["bytes"] for block in blocks]
     # One allocation for all, since torch rounds each up to a power of two.
-    pinned = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True).split(sizes)
+    pinned = torch.empty(sum(sizes), dtype=torch.uint8, device="cpu", pin_memory=True).split(sizes)
     copies = [(block["address"], copy) for block, copy in zip(blocks, pinned, strict=True)]
     for address, copy in copies:
         copy.copy_(_block(key[0], address, copy.nbytes), non_blocking=True)
@@ -265,11 +289,12 @@ def make_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
 
 
 @contextmanager
-def lend(key: Key) -> Iterator[None]:
-    """See :meth:`GraphPool.lend`."""
+def lend(key: Key, launches: AbstractContextManager[object]) -> Iterator[None]:
+    """See :meth:`GraphPool.lend`. ``launches`` is held while something is launched."""
     adapter = load_adapter()
     guard_replays()
-    loan = adapter.begin_loan(*key)
+    with launches:
+        loan = adapter.begin_loan(*key)
     try:
         yield
     finally:

@@ -61,9 +61,9 @@ class _ReplayOrder:
         self._last = weakref.ref(captured)
         self.wrote = self.number, self.what
 
-    def begin_capture(self) -> None:
-        """A capture begins, and makes room for its graphs: what left the last outputs may go."""
-        self.begin("a capture")
+    def lose(self, what: str) -> None:
+        """What the last replay left is lost: a capture makes room, or the pool sleeps."""
+        self.begin(what)
         self._invalidate_last()
 
     def _invalidate_last(self) -> None:
@@ -192,7 +192,8 @@ class GraphPool:
 
         A dictionary with ``stats`` (as :meth:`stats`), ``blocks`` (``address``, ``bytes``,
         ``requested_bytes``, ``stream``, and ``pieces``: page, offset and length of each piece of
-        physical memory) and ``ranges`` (``address`` and ``pages``).
+        physical memory), ``ranges`` (``address`` and ``pages``) and ``gone``, the pages of these
+        that are away or lent.
         """
         self._require_open()
         return dict(self._adapter.snapshot(*self._key))
@@ -241,7 +242,11 @@ class GraphPool:
         """
         self._require_open()
         with self._order.lock:
-            return _leases.sleep(self._key, keep, self._exec_caches())
+            try:
+                return _leases.sleep(self._key, keep, self._exec_caches())
+            finally:
+                if self._adapter.stats(*self._key)["asleep"]:
+                    self._order.lose("a sleep")
 
     def wake(self) -> None:
         r"""Make all pages anew that are away, behind the same addresses. Replays are right again.
@@ -282,7 +287,7 @@ class GraphPool:
                 cannot sleep, as :meth:`sleep` says.
         """
         self._require_open()
-        return _leases.lend(self._key)
+        return _leases.lend(self._key, self._order.lock)
 
     def trim(self) -> int:
         r"""Give to the device what no graph and no live tensor needs; return how many bytes.

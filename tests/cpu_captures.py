@@ -126,7 +126,7 @@ class CpuCaptures:
     @contextmanager
     def on_capture_stream(self) -> Iterator[None]:
         self.follow(())
-        self.order.begin_capture()
+        self.order.lose("a capture")
         yield
 
     def empty_caches(self) -> None:

@@ -53,6 +53,17 @@ def test_the_pool_stays_below_max_bytes() -> None:
     assert tree_equal(small(x := rows(1)), x * 2)
 
 
+def test_what_was_captured_anew_makes_room_first() -> None:
+    layer = nn.Linear(6, 6)
+    run = runner(layer, lazy=True, max_bytes=100)  # 24 bytes a row
+    with torch.no_grad():
+        run(rows(1))
+        run(rows(2))
+        layer.weight = nn.Parameter(layer.weight * 2)
+        assert tree_equal(run(x := rows(2)), layer(x))
+    assert run.sizes_captured == [(1,), (2,)]
+
+
 def test_where_pages_cannot_go_graphs_make_room_all_the_same() -> None:
     def trim() -> None:
         raise RuntimeError("its pages are exportable")

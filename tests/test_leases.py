@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,6 +30,8 @@ class Adapter:
         self.ids = [POOL[1]]
         self.asleep = False
         self.names = iter([(1, 5), (0, 0), (2, 7)])
+        self.blocks: list[dict[str, Any]] = []
+        self.workspaces: list[tuple[int, int, int]] = []
 
     def __getattr__(self, name: str) -> Any:
         def ask(*arguments: Any) -> Any:
@@ -46,6 +51,15 @@ class Adapter:
 
     def name_capture(self, device: int, id: tuple[int, int]) -> tuple[int, int]:
         return next(self.names)
+
+    def snapshot(self, device: int, id: tuple[int, int]) -> dict[str, Any]:
+        return {"blocks": self.blocks, "gone": [7]}
+
+    def blas_workspaces(self) -> list[tuple[int, int, int]]:
+        return self.workspaces
+
+    def pool_of(self, device: int, address: int) -> tuple[int, int]:
+        return self.ids[0]
 
     def take(self) -> list[tuple[Any, ...]]:
         asked, self.asked = self.asked, []
@@ -156,6 +170,31 @@ def test_a_replay_is_refused_before_the_launch(
     assert hasattr(_shared_exec._SharesExec.replay, "__wrapped__")
 
 
+def test_trees_that_are_imported_later_copy_nothing_into_what_is_lent(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Node:
+        ran = 0
+
+        def __init__(self) -> None:
+            self.graph = torch.cuda.CUDAGraph()
+            self.graph.replay()
+
+        def run(self, new_inputs: list[Any]) -> None:
+            self.ran += 1
+
+    name = "torch._inductor.cudagraph_trees"
+    monkeypatch.setitem(sys.modules, name, None)
+    _leases.guard_replays()
+    monkeypatch.setitem(sys.modules, name, SimpleNamespace(CUDAGraphNode=Node))
+    node = Node()
+    node.run([])
+    adapter.errors["begin_replay"] = RuntimeError("lent")
+    with pytest.raises(RuntimeError, match="lent"):
+        node.run([])
+    assert node.ran == 1
+
+
 def test_a_guard_that_is_open_puts_back_what_asks(
     adapter: Adapter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,7 +233,8 @@ def test_what_the_last_sleep_and_wake_did(adapter: Adapter) -> None:
     assert _leases.last(POOL)["last_sleep_bytes"] == 100
     assert _leases.last(POOL)["last_wake_seconds"] > 0
     assert (_leases.last(POOL)["last_wake_exec_seconds"] > 0, made) == (True, [POOL[0]])
-    assert adapter.take() == [("sleep", *POOL, False), ("wake", *POOL)]
+    asked = [asked for asked in adapter.take() if asked[0] in ("sleep", "wake")]
+    assert asked == [("sleep", *POOL, False), ("wake", *POOL)]
     with pytest.raises(ValueError, match="keep is 'all', but must be 'live'"):
         _leases.sleep(POOL, "all", ())  # type: ignore[arg-type]
 
@@ -210,10 +250,72 @@ def test_a_sleep_that_fails_forgets_its_copies(
         with pytest.raises(RuntimeError, match="unmap"):
             _leases.sleep(POOL, "offload", ())
     assert list(_leases._contents) == [POOL]
+    _leases._last[POOL] = {}
     adapter.ids = []  # the pool is gone
     with pytest.raises(RuntimeError, match="unmap"):
         _leases.sleep((0, (0, 2)), "live", ())
+    assert (_leases._contents, _leases._last) == ({}, {})
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+@pytest.mark.parametrize("keep", ["offload", "nothing"])
+def test_with_a_workspace_nothing_is_copied_that_a_wake_would_bring_back(
+    keep: Any, asleep: bool, adapter: Adapter
+) -> None:
+    adapter.asleep = asleep
+    adapter.workspaces = [(0x20, 4096, 1)]
+    with pytest.raises(RuntimeError, match="workspace of cuBLAS's, of 4,096 bytes"):
+        _leases.sleep(POOL, keep, ())
+    assert "sleep" not in {asked[0] for asked in adapter.take()}
     assert _leases._contents == {}
+    _leases.sleep(POOL, "live", ())
+
+
+def test_live_tensors_go_to_the_host_and_come_back(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty, x = torch.empty, torch.arange(8, dtype=torch.uint8)
+
+    def pinned(*args: Any, pin_memory: bool, **options: Any) -> torch.Tensor:
+        assert pin_memory
+        return empty(*args, **options)
+
+    monkeypatch.setattr(torch, "empty", pinned)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    monkeypatch.setattr(_leases, "_block", lambda device, address, size: x)
+    adapter.blocks = [
+        {"address": 0x20, "bytes": 8, "pieces": [(6, 0, 8)]},
+        {"address": 0x40, "bytes": 9, "pieces": [(6, 8, 1), (7, 0, 8)]},  # of a lease, and away
+    ]
+    with torch.device("meta"):
+        _leases.sleep(POOL, "offload", ())
+    x.zero_()
+    # What is away can have been registered by nobody.
+    adapter.errors["release_lease"] = RuntimeError("a library that follows allocations")
+    with monkeypatch.context() as context:
+        context.setattr(_leases, "_block", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            _leases.wake(POOL, ())
+    assert ("note_filled", *POOL) not in adapter.take(), "replays are still refused"
+    _leases.wake(POOL, ())
+    assert x.tolist() == [*range(8)]
+    assert [asked[0] for asked in adapter.take()] == ["wake", "note_filled"]
+    assert _leases._contents == {}
+
+
+def test_a_sleep_ends_what_the_last_replay_left(adapter: Adapter) -> None:
+    pool: Any = object.__new__(cgp.GraphPool)
+    attributes = {"_id": POOL[1], "_device": torch.device("cuda", 0), "_adapter": adapter}
+    vars(pool).update(attributes, _open=True, _execs=None, _order=pools._ReplayOrder())
+    adapter.errors["sleep"] = RuntimeError("a capture is under way")
+    with pytest.raises(RuntimeError, match="under way"):
+        pool.sleep()
+    assert pool._order.number == 0, "it can go on"
+    adapter.asleep = True
+    with pytest.raises(RuntimeError, match="under way"):
+        pool.sleep()
+    assert (pool._order.number, pool._order.what) == (1, "a sleep")
+    pool._log_release = lambda: None
 
 
 @pytest.mark.parametrize("pays", [True, False])
@@ -236,9 +338,16 @@ def test_executables_go_if_that_gives_memory_back(
 
 
 def test_a_loan_ends_whatever_happens(adapter: Adapter) -> None:
-    with pytest.raises(OSError, match="x"), _leases.lend(POOL):
+    @contextmanager
+    def launches() -> Iterator[None]:
+        adapter.asked.append(("nothing is launched",))
+        yield
+        adapter.asked.append(("go on",))
+
+    with pytest.raises(OSError, match="x"), _leases.lend(POOL, launches()):
         raise OSError("x")
-    assert adapter.take() == [("begin_loan", *POOL), ("end_loan", 0, (8, 1))]
+    began = [("nothing is launched",), ("begin_loan", *POOL), ("go on",)]
+    assert adapter.take() == [*began, ("end_loan", 0, (8, 1))]
     assert _leases._is_guarded
 
 

@@ -32,13 +32,14 @@ Pool::Pool(Driver& driver, PoolOptions options)
 
 void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
   const bool capture = kind == ScopeKind::kCapture;
-  Spans unnamed;
+  GraphNeeds::Needs unnamed;
   if (capture) {
     ReserveMore(captures_, 1);
     needs_.ReserveTouch(blocks_.size());
     unnamed = needs_.PrepareCapture();
   }
-  const IndexSet needed = kind == ScopeKind::kApart ? NeededPages() : IndexSet();
+  const bool apart = kind == ScopeKind::kApart;
+  const IndexSet needed = apart ? PagesIn<&GraphNeeds::Needs::needs>() : IndexSet();
   memory_.BeginScope(kind, may_ask_device, needed);
   if (capture) {
     needs_.BeginCapture(std::move(unnamed));
@@ -52,9 +53,10 @@ void Pool::BeginScope(ScopeKind kind, bool may_ask_device) {
 
 void Pool::EndScope(bool may_ask_device) {
   const bool capture = in_capture_scope();
+  Spans left = capture ? PagesOfLive() : Spans();
   memory_.EndScope(may_ask_device);
   if (capture) {
-    needs_.EndCapture();
+    needs_.EndCapture(std::move(left));
     if (captures_.size() == kMaxCaptures) captures_.erase(captures_.begin());
     capture_.added_bytes = reserved_bytes() - reserved_before_;
     capture_.peak_bytes = stats_.scope_peak_bytes;
@@ -345,17 +347,6 @@ void Pool::AddNeeded(std::vector<bool>& keep) const {
   needs_.ForEachOfAll([&](AddressSpan span) {
     ForEachVpage(span, index, [&](VirtualPage vpage) { KeepMapping(vpage, keep); });
   });
-}
-
-IndexSet Pool::NeededPages() const {
-  IndexSet pages;
-  pages.Resize(ranges_.page_count());
-  const RangeTable::AddressIndex index = ranges_.ByAddress();
-  needs_.ForEachOfAll([&](AddressSpan span) {
-    ForEachVpage(span, index,
-                 [&](VirtualPage vpage) { pages.Insert(Index(ranges_.page_at(vpage))); });
-  });
-  return pages;
 }
 
 // Gives the new numbers to all that names virtual pages, or drops it. Does not throw: returns the

@@ -138,9 +138,10 @@ class Pool {
     uint32_t pages = 0;
     PageId first{};  // in the pool that was asked
   };
-  // Present handles without a lease in which every byte is free and open.
-  std::vector<LentHandle> FreeHandles() const { return WithoutLease(FenceId::kOpen); }
-  // The same, but whatever fence the free bytes are behind.
+  // Present handles without a lease in which every byte is free and open, and nothing is that a
+  // capture left.
+  std::vector<LentHandle> FreeHandles() const;
+  // The same, but whatever the free bytes hold, and whatever fence they are behind.
   std::vector<LentHandle> UnusedHandles() const { return WithoutLease({}); }
   // Those that a lease has.
   std::vector<LentHandle> HandlesOf(LeaseId lease) const;
@@ -215,7 +216,18 @@ class Pool {
   void KeepMapping(VirtualPage vpage, std::vector<bool>& keep) const;
   std::vector<bool> VpagesInUse() const;
   void AddNeeded(std::vector<bool>& keep) const;
-  IndexSet NeededPages() const;
+  // Those that captures need, or left.
+  template <Spans GraphNeeds::Needs::*which>
+  IndexSet PagesIn() const {
+    IndexSet pages;
+    pages.Resize(ranges_.page_count());
+    const RangeTable::AddressIndex index = ranges_.ByAddress();
+    needs_.ForEachOfAll<which>([&](AddressSpan span) {
+      ForEachVpage(span, index,
+                   [&](VirtualPage vpage) { pages.Insert(Index(ranges_.page_at(vpage))); });
+    });
+    return pages;
+  }
   std::exception_ptr Shrink();
 
   struct BytesOfHandle {

@@ -166,6 +166,18 @@ std::vector<Pool::LentHandle> Pool::WithoutLease(std::optional<FenceId> fence) c
   return found;
 }
 
+std::vector<Pool::LentHandle> Pool::FreeHandles() const {
+  std::vector<LentHandle> free = WithoutLease(FenceId::kOpen);
+  const IndexSet left = PagesIn<&GraphNeeds::Needs::left>();
+  std::erase_if(free, [&](const LentHandle& handle) {
+    for (uint32_t page = Index(handle.first); page < Index(handle.first) + handle.pages; ++page) {
+      if (left.Contains(page)) return true;
+    }
+    return false;
+  });
+  return free;
+}
+
 std::vector<Pool::LentHandle> Pool::HandlesOf(LeaseId lease) const {
   std::vector<LentHandle> found;
   ForEachHandle([&](PageId handle) {

@@ -51,6 +51,8 @@ void BindLeases(py::module_& m) {
   def_of_pool("wake", [](DeviceIndex device, const MempoolId_t& id) {
     return ToTuple(OurScopes().Wake(device, id));
   });
+  def_of_pool("note_filled",
+              [](DeviceIndex device, PoolId id) { OurScopes().NoteFilled(device, id); });
   def_of_pool("trim", [](DeviceIndex device, const MempoolId_t& id) {
     return ToTuple(OurScopes().Take(
         device, id, [](PoolSet& set, PoolId pool) { return set.TrimToNeeds(pool); }));

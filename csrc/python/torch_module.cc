@@ -56,7 +56,8 @@ py::dict ToDict(const cgp::PoolSnapshot& snapshot) {
   for (const auto& [address, pages] : snapshot.ranges) {
     ranges.append(py::dict("address"_a = address, "pages"_a = pages));
   }
-  return py::dict("stats"_a = ToDict(snapshot.stats), "blocks"_a = blocks, "ranges"_a = ranges);
+  return py::dict("stats"_a = ToDict(snapshot.stats), "blocks"_a = blocks, "ranges"_a = ranges,
+                  "gone"_a = snapshot.gone);
 }
 
 const cgp::CaptureScopes::Counts& Counts() {

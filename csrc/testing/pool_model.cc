@@ -247,7 +247,10 @@ void PoolModel::EndScope(PoolId id, bool may_mark) {
   pool.had_scopes = true;
   if (pool.scope == ScopeKind::kCapture) {
     pool.captured_pages = pool.pages.size();
-    pool.graphs.push_back({.pages = std::move(pool.touched)});
+    pool.graphs.push_back({.pages = std::move(pool.touched), .left = {}});
+    for (const auto& [address, live] : live_) {
+      if (live.pool == id) Touch(pool.graphs.back().left, live);
+    }
     pool.may_name = true;
     Recount(pool);
   }

@@ -263,6 +263,7 @@ class PoolModel {
   struct Capture {
     uint64_t name = 0;
     std::map<Address, uint32_t> pages;  // on which blocks lived
+    std::map<Address, uint32_t> left;   // the same, when it ended
     bool gone = false;                  // its graph is, though nobody said so
   };
   struct ModelPool {

@@ -131,6 +131,10 @@ std::string PoolModel::FollowLender(PoolId id, const Pages32& gone) {
     const bool moves = gone.contains(number) == (lease == 0);
     if (moves && IsEager(pool)) return "lends or takes back pages while eager work goes on";
     if (gone.contains(number) && lease == 0) {
+      const auto left_it = [&](const Capture& one) {
+        return std::ranges::count(one.left, number, kValue) > 0;
+      };
+      if (std::ranges::any_of(pool.graphs, left_it)) return "lends what a capture has left";
       for (Granule& granule : page) {
         if (granule.label != 0) return "lends a page in which a block lives";
         granule.leased = true;
@@ -224,7 +228,9 @@ std::string PoolModel::Keep(PoolId id, bool has_graphs, const Pages32& lent,
     if (leases.contains(page)) pool.leases[number] = leases.at(page);
   }
   for (Capture& one : pool.graphs) {
-    for (auto& [address, page] : one.pages) page = now.at(page);
+    for (auto* const pages : {&one.pages, &one.left}) {
+      for (auto& [address, page] : *pages) page = now.at(page);
+    }
   }
   for (auto& [address, page] : pool.kept) page = now.at(page);
   pool.numbering = next_incarnation_++;

@@ -53,6 +53,18 @@ std::optional<Block> TryAllocate(DevicePools& pools, const Request& request) {
   });
 }
 
+// What `ask` returns, or nothing if it fails: then the base's answer is the one to give.
+template <typename Ask>
+auto UnlessItFails(const Ask& ask) -> decltype(ask()) {
+  try {
+    return ask();
+  } catch (const DriverError&) {
+    return std::nullopt;
+  } catch (const UsageError&) {  // somebody captures without torch, or the loan has just ended
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 GraphAllocator::GraphAllocator(CUDAAllocator& base) : base_(base) {
@@ -72,9 +84,7 @@ DataPtr GraphAllocator::Allocate(size_t bytes, const AskStream& ask_stream,
     const cudaStream_t stream = ask_stream(device);
     target = routes_.Match(device, stream);
     if (target && target->kind == ScopeKind::kLoan) {
-      // A loan that has to begin anew cannot while something captures.
-      const auto block = routes_.capturing() ? std::nullopt : Borrow(*target, bytes, stream);
-      if (block) return ToData(*block, device);
+      if (const auto block = Borrow(*target, bytes, stream)) return ToData(*block, device);
       target.reset();
     }
     if (target && target->pools != nullptr) {
@@ -181,7 +191,9 @@ std::optional<Block> GraphAllocator::Borrow(const Target& loan, size_t bytes, cu
   if (routes_.capturing()) return std::nullopt;  // nothing may be ordered behind all work then
   const History::Telling telling(history_);
   History::Context context = history_.Gather(History::When::STATE);
-  const auto block = TryWatched(*loan.pools, {loan.id, bytes, ToStreamId(stream)});
+  const auto block = UnlessItFails([&] {
+    return TryWatched(*loan.pools, {loan.id, bytes, ToStreamId(stream)});
+  });
   if (block) Announce(base_, {loan.pools, loan.id, *block}, std::move(context));
   return block;
 }
@@ -191,18 +203,13 @@ std::optional<DevicePools::Owned> GraphAllocator::AllocateOnOom(size_t bytes, De
   if (IsCapturing(stream)) return std::nullopt;  // no graph would hold it
   const History::Telling telling(history_);
   History::Context context = history_.Gather(History::When::STATE);
-  try {
-    auto owned = scopes_.AllocateOnOom(device, [&](DevicePools& pools, const Target& target) {
-      return TryWatched(pools,
-                        {target.id, bytes, ToStreamId(stream), kNoCapture, target.whole_pages});
-    });
-    if (owned) Announce(base_, *owned, std::move(context));
-    return owned;
-  } catch (const DriverError&) {  // the base's error is the one to report
-    return std::nullopt;
-  } catch (const UsageError&) {  // somebody captures without torch
-    return std::nullopt;
-  }
+  const auto allocate = [&](DevicePools& pools, const Target& target) {
+    return TryWatched(pools,
+                      {target.id, bytes, ToStreamId(stream), kNoCapture, target.whole_pages});
+  };
+  auto owned = UnlessItFails([&] { return scopes_.AllocateOnOom(device, bytes, allocate); });
+  if (owned) Announce(base_, *owned, std::move(context));
+  return owned;
 }
 
 void GraphAllocator::FreeMemory(void* pointer) noexcept {

@@ -89,6 +89,20 @@ std::vector<std::tuple<uintptr_t, size_t, uintptr_t>> BlasWorkspaces() {
   return found;
 }
 
+void FreeWorkspaces(const std::function<bool(uintptr_t)>& goes) {
+  for (const bool of_cublaslt : {false, true}) {
+    WorkspaceMap* const of = FindWorkspaces(of_cublaslt).workspaces;
+    if (of == nullptr) continue;
+    decltype(of->map) taken;  // freed when the map is not locked any more
+    const std::unique_lock lock(of->mutex);
+    for (auto next = of->map.begin(); next != of->map.end();) {
+      const auto entry = next++;
+      const auto address = reinterpret_cast<uintptr_t>(DataOf(entry->second).get());
+      if (goes(address)) taken.insert(of->map.extract(entry));
+    }
+  }
+}
+
 std::vector<std::shared_ptr<Workspace>> HoldWorkspaces(uintptr_t stream) {
   static std::mutex mutex;
   static Holder holders[2];

@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <shared_mutex>
@@ -43,6 +44,9 @@ TorchWorkspaces FindWorkspaces(bool of_cublaslt);
 
 // The address of each workspace, its bytes, and its stream.
 std::vector<std::tuple<uintptr_t, size_t, uintptr_t>> BlasWorkspaces();
+
+// Frees those at addresses for which `goes` is true. pre: nobody computes in them, or is about to.
+void FreeWorkspaces(const std::function<bool(uintptr_t)>& goes);
 
 // The stream's workspaces, which live as long as the result or torch's map has them. Earlier
 // results that still live but have left the maps come back first. If it throws std::bad_alloc, the

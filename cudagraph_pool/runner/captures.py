@@ -106,7 +106,7 @@ class Captures:
         with self.order.lock:
             self.follow(())
             self._stream.wait_stream(current)
-            self.order.begin_capture()
+            self.order.lose("a capture")
         if self._own_workspace:
             self.synchronize()  # a graph of the pool that had the stream before may still run
         # What graphs hold of cuBLAS's workspaces is not made anew.

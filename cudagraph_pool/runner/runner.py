@@ -247,7 +247,9 @@ class GraphRunner:
             )
         made = bucket and program.captured.get(bucket)
         if bucket and (not made or made.addresses != self._setup.signature.addresses()):
-            self._capture(program, call, size, [bucket] if made or self._lazy else self._listed)
+            sizes = [bucket] if made or self._lazy else self._listed
+            made = None  # its graph goes with the capture
+            self._capture(program, call, size, sizes)
             call = self._read(args, kwargs)  # weights may have been made
             self._programs[call.variant] = program
             self._make_room()
@@ -294,6 +296,8 @@ class GraphRunner:
         used = [(p.captured[size].last_used, p, size) for p in programs for size in p.captured]
         used.sort(key=lambda entry: entry[0], reverse=True)
         most, limit = self._max_graphs or len(used), self._max_bytes
+        if limit and captures.stats()["reserved_bytes"] > limit:
+            captures.trim()  # what only graphs needed that were captured anew
         while used and (
             len(used) > most or (limit and (held := captures.stats()["reserved_bytes"]) > limit)
         ):

@@ -306,6 +306,33 @@ def test_a_replay_waits_for_those_who_borrowed() -> None:
         assert captured.y.item() == value
 
 
+def test_a_loan_leaves_what_a_call_returned() -> None:
+    pool = cgp.GraphPool()
+    run = cgp.GraphRunner(chain, sizes=[3000], pool=pool, progress=False)
+    x = fresh(3000, seed=0)
+    y = run(x)
+    expected, lendable = y.clone(), pool.stats()["lendable_bytes"]
+    assert lendable > 0
+    with pool.lend():
+        borrowed = [new_bytes(2, 255) for _ in range(lendable // (2 * MIB))]
+        assert all(is_borrowed(each, pool) for each in borrowed)
+        del borrowed
+    assert torch.equal(y, expected)
+    assert torch.equal(run(x), expected)
+
+
+def test_a_product_within_a_loan_leaves_nothing_borrowed() -> None:
+    pool = cgp.GraphPool()
+    captured = with_scratch(pool, 256)
+    x = torch.rand(256, 256, device="cuda")
+    stream = torch.cuda.Stream()  # where nothing was multiplied so far
+    stream.wait_stream(torch.cuda.current_stream())
+    with pool.lend(), torch.cuda.stream(stream):
+        assert (x @ x).sum().item() > 0
+    assert pool.stats()["lent_bytes"] == 0
+    assert_scratch_right(captured)
+
+
 def test_eager_work_that_runs_out_borrows() -> None:
     pool = cgp.GraphPool()
     captured = with_scratch(pool, 256)

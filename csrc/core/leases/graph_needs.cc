@@ -40,20 +40,23 @@ void GraphNeeds::ReserveTouch(std::size_t more) {
   ReserveMore(touched_, more);
 }
 
-Spans GraphNeeds::PrepareCapture() const {
-  return last_.number == 0 ? Spans() : Joined(unnamed_, last_.needs);
+GraphNeeds::Needs GraphNeeds::PrepareCapture() const {
+  if (last_.number == 0) return {};
+  return {Joined(unnamed_.needs, last_.needs), Joined(unnamed_.left, last_.left)};
 }
 
-void GraphNeeds::BeginCapture(Spans prepared) {
+void GraphNeeds::BeginCapture(Needs prepared) {
   if (last_.number == 0) return;
   unnamed_ = std::move(prepared);
   ++unnamed_count_;
   last_ = {};
 }
 
-void GraphNeeds::EndCapture() {
+void GraphNeeds::EndCapture(Spans left) {
   Normalise(touched_);
+  Normalise(left);
   last_.number = ++numbers_;
+  last_.left = std::move(left);
   last_.needs = std::exchange(touched_, {});
 }
 
@@ -69,27 +72,29 @@ void GraphNeeds::Drop(uint64_t capture) noexcept {
   std::erase_if(named_, [&](const Capture& one) { return one.number == capture; });
 }
 
-void GraphNeeds::Keep(const Spans& spans) { unnamed_ = Joined(unnamed_, spans); }
+void GraphNeeds::Keep(const Spans& spans) { unnamed_.needs = Joined(unnamed_.needs, spans); }
 
 void GraphNeeds::Clear() {
   named_.clear();
   last_ = {};
-  unnamed_.clear();
+  unnamed_ = {};
   unnamed_count_ = 0;
 }
 
 void GraphNeeds::Check() const {
-  const auto check = [](const Spans& spans) {
-    for (std::size_t i = 0; i < spans.size(); ++i) {
-      CGP_CHECK(spans[i].begin < spans[i].end);
-      CGP_CHECK(i == 0 || spans[i - 1].end < spans[i].begin);
+  const auto check = [](const Needs& of) {
+    for (const Spans* const spans : {&of.needs, &of.left}) {
+      for (std::size_t i = 0; i < spans->size(); ++i) {
+        CGP_CHECK((*spans)[i].begin < (*spans)[i].end);
+        CGP_CHECK(i == 0 || (*spans)[i - 1].end < (*spans)[i].begin);
+      }
     }
   };
   for (const Capture& one : named_) {
     CGP_CHECK(one.number > 0 && one.number <= numbers_ && one.number != last_.number);
-    check(one.needs);
+    check(one);
   }
-  check(last_.needs);
+  check(last_);
   check(unnamed_);
 }
 

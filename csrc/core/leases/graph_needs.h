@@ -4,6 +4,8 @@
 // the addresses used then. Graphs are known by their captures. Who knows when a graph is gone names
 // its capture, and drops it then. What nobody names is needed as long as the pool has graphs.
 //
+// What a capture left alive may be read after a replay, though nobody holds it: it is no scratch.
+//
 // Addresses do not change when pages get new numbers, so all this is in spans of addresses, whole
 // pages each. A capture that is made again touches the same spans, so there are few.
 //
@@ -35,9 +37,13 @@ class GraphNeeds {
 
   // A capture begins: the one before it stays without a name, if it has none. Does not throw, with
   // what PrepareCapture() has returned.
-  Spans PrepareCapture() const;
-  void BeginCapture(Spans prepared);
-  void EndCapture();  // does not throw
+  struct Needs {
+    Spans needs;
+    Spans left;  // of these, what lived at the end
+  };
+  Needs PrepareCapture() const;
+  void BeginCapture(Needs prepared);
+  void EndCapture(Spans left);  // what lives now; does not throw
 
   // Names the last capture that has ended; 0 if there is none, it has a name, or another one has
   // begun. Throws with nothing changed.
@@ -55,12 +61,16 @@ class GraphNeeds {
     for (const Capture& one : named_) {
       if (one.number == capture) ForEachOf(one.needs, function);
     }
-    if (capture == 0) ForEachUnnamed(function);
+    if (capture != 0) return;
+    ForEachOf(last_.needs, function);
+    ForEachOf(unnamed_.needs, function);
   }
-  template <typename Function>
+  // The same for what all need, or for what they left.
+  template <Spans Needs::*which = &Needs::needs, typename Function>
   void ForEachOfAll(Function&& function) const {
-    for (const Capture& one : named_) ForEachOf(one.needs, function);
-    ForEachUnnamed(function);
+    for (const Capture& one : named_) ForEachOf(one.*which, function);
+    ForEachOf(last_.*which, function);
+    ForEachOf(unnamed_.*which, function);
   }
   // Captures that nobody named.
   uint64_t unnamed() const { return unnamed_count_ + (last_.number != 0 ? 1 : 0); }
@@ -68,24 +78,18 @@ class GraphNeeds {
   void Check() const;
 
  private:
-  struct Capture {
+  struct Capture : Needs {
     uint64_t number = 0;  // 0: none
-    Spans needs;
   };
 
   template <typename Function>
   static void ForEachOf(const Spans& spans, Function&& function) {
     for (const AddressSpan& span : spans) function(span);
   }
-  template <typename Function>
-  void ForEachUnnamed(Function&& function) const {
-    ForEachOf(last_.needs, function);
-    ForEachOf(unnamed_, function);
-  }
 
   std::vector<Capture> named_;
   Capture last_;   // the last one to end, while nobody has named it
-  Spans unnamed_;  // of captures without a name, and of checkpoints
+  Needs unnamed_;  // of captures without a name, and of checkpoints
   uint64_t unnamed_count_ = 0;
   Spans touched_;                  // by the capture under way
   std::size_t compact_at_ = 1024;  // how many touched spans are looked through next

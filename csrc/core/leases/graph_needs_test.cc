@@ -31,7 +31,7 @@ void Capture(GraphNeeds& needs, const Spans& touched) {
     needs.ReserveTouch(1);
     needs.Touch(span);
   }
-  needs.EndCapture();
+  needs.EndCapture({});
   needs.Check();
 }
 
@@ -59,11 +59,11 @@ TEST(GraphNeedsTest, WhatNobodyNamedStays) {
   needs.Keep({{10, 12}});
   EXPECT_THAT(NeedsOf(needs, 0), ElementsAre(AddressSpan{0, 2}, AddressSpan{10, 12}));
   needs.BeginCapture(needs.PrepareCapture());
-  needs.EndCapture();
+  needs.EndCapture({});
   needs.BeginCapture(needs.PrepareCapture());
   EXPECT_EQ(needs.NameLast(), 0U) << "another one has begun";
   EXPECT_THAT(NeedsOf(needs, second), ElementsAre(AddressSpan{4, 6}));
-  needs.EndCapture();
+  needs.EndCapture({});
   needs.Clear();
   EXPECT_THAT(NeedsOf(needs, 0), IsEmpty());
   EXPECT_EQ(needs.unnamed(), 0U);

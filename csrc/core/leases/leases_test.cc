@@ -235,6 +235,25 @@ TEST_F(LeasesTest, ALoanHasNoCapturedAddressAndReplaysAreOrderedWithIt) {
   set_.EndScope(loan);
 }
 
+// A backward pass reads what the forward pass left, and whoever has the address of an output reads
+// that, though nobody holds their blocks.
+TEST_F(LeasesTest, ALoanHasNothingThatACaptureLeft) {
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const Block left = Allocate(3);
+  set_.Free(Allocate(5).address);
+  set_.EndScope(kId);
+  const uint64_t forward = set_.NameCapture(kId);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  set_.Free(left.address);
+  set_.EndScope(kId);
+  EXPECT_EQ(set_.LendableBytes(kId), 5 * kPage);
+  const PoolId loan = set_.BeginLoan(kId);
+  EXPECT_THROW(Allocate(6, loan), OutOfMemoryError);
+  set_.EndScope(loan);
+  set_.DropCapture(kId, forward);
+  EXPECT_EQ(set_.LendableBytes(kId), 8 * kPage);
+}
+
 TEST_F(LeasesTest, ACaptureOfTheLenderGetsNothingThatIsLent) {
   Capture(8);
   const PoolId loan = set_.BeginLoan(kId);
@@ -293,7 +312,7 @@ TEST_F(LeasesTest, AFreeCostsTheSameHoweverMuchLives) {
 }
 
 TEST_F(LeasesTest, ARestoreWakesAndIsRefusedWhereMemoryIsLent) {
-  set_.BeginScope(kId, ScopeKind::kCapture);
+  set_.BeginScope(kId, ScopeKind::kEager);
   const Block block = Allocate(4);
   set_.EndScope(kId);
   const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
@@ -303,6 +322,7 @@ TEST_F(LeasesTest, ARestoreWakesAndIsRefusedWhereMemoryIsLent) {
   set_.Restore(kId, checkpoint);
   EXPECT_EQ(set_.At(block.address)->block, block);
   set_.Free(block.address);
+  set_.TrimToNeeds(kId);  // waits, so that all that is free is open
   const PoolId loan = set_.BeginLoan(kId);
   const Block borrowed = Allocate(4, loan);
   EXPECT_THROW(set_.Restore(kId, checkpoint), UsageError);

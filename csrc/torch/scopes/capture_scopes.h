@@ -110,9 +110,10 @@ class CaptureScopes {
   // ours.
   bool EmptyOurs(MempoolId_t id) noexcept;
   // Asks each use_on_oom pool of the device for a block, then those that lend on OOM, until one has
-  // it: for what no route takes, and the base has no memory for.
+  // it: for `bytes` that no route takes, and the base has no memory for.
   using AllocateIn = std::function<std::optional<Block>(DevicePools&, const Target&)>;
-  std::optional<DevicePools::Owned> AllocateOnOom(DeviceIndex device, const AllocateIn& allocate);
+  std::optional<DevicePools::Owned> AllocateOnOom(DeviceIndex device, uint64_t bytes,
+                                                  const AllocateIn& allocate);
 
   // --- Leases (leases.cc), for calls that do not come from torch ---
   //
@@ -123,11 +124,12 @@ class CaptureScopes {
   // Takes pages away, or brings them back.
   Leased Take(DeviceIndex device, MempoolId_t id, const Step& step);
   Leased Bring(DeviceIndex device, MempoolId_t id, const Step& step);
-  // Without `keeps_live` the pool must be a GraphPool's, without a workspace of cuBLAS's. Graphs of
-  // other pools that were captured since its first scope began are refused until Wake(), and so
-  // are scopes of it: only the caller can bring its content back.
+  // Without `keeps_live` the pool must be a GraphPool's. Graphs of any pool that were captured since
+  // its first scope began are refused until NoteFilled(), and so are scopes of it: only the caller
+  // can bring its content back, after Wake(), while nothing captures.
   Leased Sleep(DeviceIndex device, MempoolId_t id, bool keeps_live);
   Leased Wake(DeviceIndex device, MempoolId_t id);
+  void NoteFilled(DeviceIndex device, PoolId id);
   // Wakes the pool if need be, for torch.
   void Rouse(DeviceIndex device, MempoolId_t id);
 
@@ -179,8 +181,8 @@ class CaptureScopes {
   Target Leasable(DeviceIndex device, MempoolId_t id) const;
   Leased BringTo(const Target& pool, const Step& step);
   void Rouse(const Target& pool);
-  // The pools that can lend now, those that can lend most first.
-  std::vector<PoolId> Lenders(DevicePools& pools) const;
+  // What pools can lend now, if it is `least` bytes or more, the most first.
+  std::vector<std::pair<uint64_t, PoolId>> Lenders(DevicePools& pools, uint64_t least) const;
 
   // Begins a scope. `graphs`: for a nested one, the pool of the graph under capture.
   void BeginInOurs(const Route& route, bool capturing, std::optional<PoolId> graphs);

@@ -77,6 +77,7 @@ Target CaptureScopes::Leasable(DeviceIndex device, MempoolId_t id) const {
 Leased CaptureScopes::Take(DeviceIndex device, MempoolId_t id, const Step& step) {
   const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
+  CloseAbandoned(&Route::IsOwn);
   const Target pool = Leasable(device, id);
   leased_ = true;
   pool.pools->stats.BeforeChange(*base_);
@@ -139,15 +140,6 @@ Leased CaptureScopes::Sleep(DeviceIndex device, MempoolId_t id, bool keeps_live)
       throw UsageError("pool " + ToString(pool) +
                        " is not a GraphPool: its live tensors must stay. Use keep='live'");
     }
-    for (const auto& [address, bytes, stream] : BlasWorkspaces()) {
-      const auto owned = set.At(address);
-      if (!owned || owned->id != pool) continue;
-      throw UsageError("graph pool " + ToString(pool) + " holds a workspace of cuBLAS's, of " +
-                       Size(bytes) +
-                       ", which other work computes in: its live tensors must "
-                       "stay. Use keep='live', or multiply on the capture's stream before the "
-                       "first capture");
-    }
     const auto dropped = dropped_.emplace(known->first, known->second).first;
     return OrUndo([&] { return set.Sleep(pool, keeps_live); },
                   [&] {
@@ -158,10 +150,18 @@ Leased CaptureScopes::Sleep(DeviceIndex device, MempoolId_t id, bool keeps_live)
 
 Leased CaptureScopes::Wake(DeviceIndex device, MempoolId_t id) {
   return Bring(device, id, [&](PoolSet& set, PoolId pool) {
-    const Leased back = set.Wake(pool);
-    dropped_.erase({device, pool});
-    return back;
+    if (dropped_.contains({device, pool}) && routes_.capturing()) {
+      throw UsageError("graph pool " + ToString(pool) +
+                       " sleeps without its live tensors: what copies them back would break the "
+                       "capture that is under way. End it first");
+    }
+    return set.Wake(pool);
   });
+}
+
+void CaptureScopes::NoteFilled(DeviceIndex device, PoolId id) {
+  const std::lock_guard lock(mutex_);
+  dropped_.erase({device, id});
 }
 
 void CaptureScopes::Rouse(DeviceIndex device, MempoolId_t id) {
@@ -180,7 +180,9 @@ void CaptureScopes::Rouse(const Target& pool) {
 }
 
 PoolId CaptureScopes::BeginLoan(DeviceIndex device, MempoolId_t id) {
+  const History::Telling telling(History::Get());
   const std::lock_guard lock(mutex_);
+  CloseAbandoned(&Route::IsOwn);
   const Target pool = Leasable(device, id);
   const auto info = std::make_shared<LoanInfo>();
   routes_.ReserveOne();
@@ -191,13 +193,15 @@ PoolId CaptureScopes::BeginLoan(DeviceIndex device, MempoolId_t id) {
   routes_.Add({{.id = loan, .kind = ScopeKind::kLoan, .pools = pool.pools},
                device,
                {loan.first, loan.second},
-               [loan](cudaStream_t) { return Borrows(loan); }});
+               // A later loan has the same id, while who left this one elsewhere is still marked.
+               [mark = info.get()](cudaStream_t) { return Slots::get(LoanSlot()) == mark; }});
   return loan;
 }
 
 void CaptureScopes::EndLoan(DeviceIndex device, PoolId loan) {
   const History::Telling telling(History::Get());
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  DevicePools& pools = DevicePools::For(device, owner_);
   routes_.Remove(device, loan);
   if (Borrows(loan)) {
     try {
@@ -205,20 +209,29 @@ void CaptureScopes::EndLoan(DeviceIndex device, PoolId loan) {
     } catch (const c10::Error&) {  // NOLINT(bugprone-empty-catch): it may stay, its loan is over
     }
   }
-  DevicePools::For(device, owner_).EndScope(loan);
+  // A thread's first product makes a workspace, which nobody would free, and no replay could begin.
+  // A free may ask for Python's lock, and so for none of ours.
+  lock.unlock();
+  FreeWorkspaces([&](uintptr_t address) {
+    const auto owned = pools.set.At(address);
+    return owned && owned->id == loan;
+  });
+  lock.lock();
+  pools.EndScope(loan);
 }
 
-std::vector<PoolId> CaptureScopes::Lenders(DevicePools& pools) const {
+std::vector<std::pair<uint64_t, PoolId>> CaptureScopes::Lenders(DevicePools& pools,
+                                                                uint64_t least) const {
   std::vector<std::pair<uint64_t, PoolId>> lenders;
+  if (History::Get().HasTrackers()) return lenders;
   for (const PoolId id : pools.set.ids()) {
-    if (pools.set.Stats(id).asleep || pools.set.InScope(id)) continue;
-    if (exported_.contains({pools.device, id}) || History::Get().HasTrackers()) continue;
-    if (const uint64_t bytes = pools.set.LendableBytes(id)) lenders.emplace_back(bytes, id);
+    if (exported_.contains({pools.device, id}) || pools.set.Stats(id).asleep) continue;
+    if (pools.set.InScope(id) || pools.set.InScope(PoolSet::LoanOf(id))) continue;
+    const uint64_t bytes = pools.set.LendableBytes(id);
+    if (bytes >= least) lenders.emplace_back(bytes, id);
   }
   std::ranges::sort(lenders, std::greater());
-  std::vector<PoolId> ids;
-  for (const auto& [bytes, id] : lenders) ids.push_back(id);
-  return ids;
+  return lenders;
 }
 
 void CaptureScopes::BeginReplay(std::optional<DeviceIndex> device, MempoolId_t id, uint64_t capture,
@@ -238,6 +251,9 @@ void CaptureScopes::BeginReplay(std::optional<DeviceIndex> device, MempoolId_t i
       pools->set.BeginReplay(nested->second, 0, stream);
     }
   }
+  std::erase_if(dropped_, [&](const auto& entry) {  // the pool is gone
+    return !DevicePools::For(entry.first.first, owner_).set.Contains(entry.first.second);
+  });
   for (const auto& [key, began] : dropped_) {
     if (place != 0 && place <= began) continue;
     throw UsageError("a graph of pool " + ToString(PoolId{id.first, id.second}) +

@@ -3,6 +3,7 @@
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <optional>
 #include <string>
 #include <thread>
@@ -64,6 +65,13 @@ class LeasesTest : public MemPoolTest {
     EXPECT_TRUE(!ours || PoolOf(data) == loan);
     return ours;
   }
+  void InAnotherThread(const std::function<void()>& function) {
+    std::thread([&] {
+      current_device = device_;
+      current_stream = Stream(2);
+      function();
+    }).join();
+  }
 };
 
 TEST_F(LeasesTest, EagerWorkTakesNoPageOfAGraph) {
@@ -113,6 +121,20 @@ TEST_F(LeasesTest, NothingLeavesDuringACapture) {
   EXPECT_EQ(Reserved(id_), 2 * kPage);
   graph.Reset();
   elsewhere.Reset();
+}
+
+TEST_F(LeasesTest, ACaptureThatFailedHoldsNothingBack) {
+  Graph graph(*this, id_, 7), failed(*this, other_, 8), again(*this, other_, 9);
+  Capture(graph, id_, 2);
+  failed.Begin();
+  failed.Fail();
+  EXPECT_EQ(scopes().Sleep(device_, id_, true).bytes, 2 * kPage);
+  scopes().Wake(device_, id_);
+  again.Begin();
+  again.Fail();
+  scopes().EndLoan(device_, scopes().BeginLoan(device_, id_));
+  scopes().EndFailed(device_, other_);
+  graph.Reset();
 }
 
 TEST_F(LeasesTest, WhatOthersMayHaveStays) {
@@ -168,12 +190,10 @@ TEST_F(LeasesTest, AThreadAndWhatInheritsItsStateBorrow) {
   EXPECT_FALSE(IsOurs(allocator_.allocate(5 * kPage))) << "more than it has";
   const auto elsewhere = [&](std::shared_ptr<c10::ThreadLocalDebugInfo> state) {
     bool borrows = false;
-    std::thread([&] {
-      current_device = device_;
-      current_stream = Stream(2);
+    InAnotherThread([&] {
       c10::ThreadLocalDebugInfo::_forceCurrentDebugInfo(std::move(state));
       borrows = Borrows(loan);
-    }).join();
+    });
     return borrows;
   };
   EXPECT_TRUE(elsewhere(c10::ThreadLocalDebugInfo::current()));
@@ -205,6 +225,54 @@ TEST_F(LeasesTest, AThreadAndWhatInheritsItsStateBorrow) {
   inside.Reset();
 }
 
+TEST_F(LeasesTest, WhoLeavesALoanInAnotherThreadHasLeftIt) {
+  Graph graph(*this, id_, 7);
+  Capture(graph, id_, 2);
+  const PoolId loan = scopes().BeginLoan(device_, id_);
+  InAnotherThread([&] {
+    scopes().EndLoan(device_, loan);
+    EXPECT_EQ(scopes().BeginLoan(device_, id_), loan) << "the next one has its id";
+    EXPECT_TRUE(Borrows(loan));
+  });
+  EXPECT_FALSE(Borrows(loan));
+  scopes().EndLoan(device_, loan);
+  graph.Reset();
+}
+
+TEST_F(LeasesTest, TheBaseServesWhereALoanCannotBeginAnew) {
+  Graph graph(*this, id_, 7);
+  const Name name = Capture(graph, id_, 2);
+  const PoolId loan = scopes().BeginLoan(device_, id_);
+  EXPECT_TRUE(Borrows(loan));
+  Replay(id_, name);
+  MeteredDriver::CountCaptures(1);  // without a route of this allocator
+  EXPECT_FALSE(Borrows(loan));
+  MeteredDriver::CountCaptures(-1);
+  EXPECT_TRUE(Borrows(loan));
+  scopes().EndLoan(device_, loan);
+  graph.Reset();
+}
+
+// cuBLAS would keep it for ever.
+TEST_F(LeasesTest, AWorkspaceThatIsMadeInALoanGoesWithIt) {
+  if constexpr (kTorchMinor < 13) {
+    Graph graph(*this, id_, 7);
+    const Name name = Capture(graph, id_, 2);
+    auto& map = fake_cuda::workspaces.map;
+    map[{nullptr, Stream(1)}] = allocator_.allocate(kPage);
+    const PoolId loan = scopes().BeginLoan(device_, id_);
+    for (WorkspaceMap* const made : {&fake_cuda::workspaces, &fake_cuda::lt_workspaces}) {
+      EXPECT_EQ(PoolOf(made->map[{nullptr, Stream(2)}] = allocator_.allocate(kPage)), loan);
+    }
+    scopes().EndLoan(device_, loan);
+    EXPECT_EQ(map.size(), 1u) << "what was there before";
+    EXPECT_TRUE(fake_cuda::lt_workspaces.map.empty());
+    EXPECT_EQ(ErrorOf([&] { Replay(id_, name); }), "");
+    map.clear();
+    graph.Reset();
+  }
+}
+
 TEST_F(LeasesTest, AProfilerBeginsAndEndsAtAnyTime) {
   using Slots = c10::ThreadLocalDebugInfo;
   const auto slot = c10::DebugInfoKind::PROFILER_STATE;
@@ -231,6 +299,8 @@ TEST_F(LeasesTest, OnOomThePoolThatHasMostLends) {
   base_.largest = 1000;
   EXPECT_THROW(allocator_.allocate(kPage), c10::OutOfMemoryError);
   scopes().lends_on_oom = true;
+  EXPECT_THROW(allocator_.allocate(7 * kPage), c10::OutOfMemoryError);
+  EXPECT_FALSE(pools().Contains(PoolSet::LoanOf(pool_))) << "mapped in vain";
   DataPtr borrowed = allocator_.allocate(5 * kPage);
   EXPECT_EQ(PoolOf(borrowed), PoolSet::LoanOf(pool_));
   EXPECT_FALSE(IsOurs(allocator_.allocate(1000)));
@@ -241,6 +311,23 @@ TEST_F(LeasesTest, OnOomThePoolThatHasMostLends) {
   EXPECT_EQ(PoolOf(allocator_.allocate(kPage)), PoolSet::LoanOf(ToPoolId(other_)));
   small.Reset();
   large.Reset();
+}
+
+TEST_F(LeasesTest, OnOomAPoolWhoseLoanIsOpenIsPassedOver) {
+  Graph large(*this, id_, 7), small(*this, other_, 8);
+  const Name name = Capture(large, id_, 6);
+  Capture(small, other_, 3);
+  const PoolId loan = scopes().BeginLoan(device_, id_);
+  Replay(id_, name);  // takes back what is free, so that this pool has most
+  base_.largest = 0;
+  scopes().lends_on_oom = true;
+  InAnotherThread([&] {
+    EXPECT_NO_THROW(
+        EXPECT_EQ(PoolOf(allocator_.allocate(2 * kPage)), PoolSet::LoanOf(ToPoolId(other_))));
+  });
+  scopes().EndLoan(device_, loan);
+  large.Reset();
+  small.Reset();
 }
 
 TEST_F(LeasesTest, ACaptureIsNamedByTheThreadThatEndedItLast) {
@@ -280,7 +367,14 @@ TEST_F(LeasesTest, WithoutItsTensorsOnlyItsCallerWakesIt) {
     EXPECT_NE(ErrorOf([&] { Replay(other_, name); }).find("wake()"), std::string::npos);
   }
   EXPECT_NE(ErrorOf([&] { Enter(id_); }).find("wake()"), std::string::npos);
+  Graph beside(*this, {0, 3}, 10);
+  beside.Begin();
+  EXPECT_NE(ErrorOf([&] { scopes().Wake(device_, id_); }).find("under way"), std::string::npos);
+  beside.End();
+  beside.Reset();
   scopes().Wake(device_, id_);
+  EXPECT_NE(ErrorOf([&] { Replay(other_, newer); }), "") << "nothing is copied back so far";
+  scopes().NoteFilled(device_, pool_);
   EXPECT_EQ(ErrorOf([&] { Replay(other_, newer); }), "");
   live.clear();
   graph.Reset();
@@ -288,27 +382,29 @@ TEST_F(LeasesTest, WithoutItsTensorsOnlyItsCallerWakesIt) {
   after.Reset();
 }
 
-TEST_F(LeasesTest, WhatOthersComputeInIsNotDropped) {
+TEST_F(LeasesTest, OnlyGraphPoolsDropLiveTensors) {
   std::optional<MemPool> mempool(std::in_place, *this, other_);
   AllocateIn(other_, kPage).clear();
   EXPECT_NE(ErrorOf([&] { scopes().Sleep(device_, other_, false); }).find("not a GraphPool"),
             std::string::npos);
-  Graph graph(*this, id_, 7);
-  graph.Begin();
-  DataPtr workspace = allocator_.allocate(kPage);
-  graph.End();
-  auto& map = fake_cuda::workspaces.map;
-  auto& entry = map[{nullptr, nullptr}];
-  if constexpr (kTorchMinor < 13) {
-    entry = DataPtr(workspace.get(), workspace.device());
-  }
-  EXPECT_NE(ErrorOf([&] { scopes().Sleep(device_, id_, false); }).find("cuBLAS"),
-            std::string::npos);
-  map.clear();
-  EXPECT_EQ(scopes().Sleep(device_, id_, true).bytes, 0u);
-  workspace.clear();
-  graph.Reset();
   mempool.reset();
+}
+
+TEST_F(LeasesTest, APoolThatIsGoneRefusesNoReplay) {
+  Graph graph(*this, other_, 7), after(*this, id_, 8);
+  scopes().Register(device_, ToPoolId(other_));
+  graph.Begin();
+  DataPtr live = allocator_.allocate(kPage);
+  graph.End();
+  const Name newer = Capture(after, id_, 1);
+  scopes().Sleep(device_, other_, false);
+  scopes().Release(device_, other_);
+  graph.Reset();
+  EXPECT_NE(ErrorOf([&] { Replay(id_, newer); }), "") << "what may read it is still there";
+  live.clear();
+  allocator_.emptyCache();
+  EXPECT_EQ(ErrorOf([&] { Replay(id_, newer); }), "");
+  after.Reset();
 }
 
 TEST_F(LeasesTest, AGraphNeedsWhatItTookOfAMemPool) {

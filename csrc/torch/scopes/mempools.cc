@@ -105,7 +105,7 @@ bool CaptureScopes::EmptyOurs(MempoolId_t id) noexcept {
   return ours;
 }
 
-std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex device,
+std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex device, uint64_t bytes,
                                                                const AllocateIn& allocate) {
   const std::lock_guard lock(mutex_);
   // Asks an open scope, and ends it.
@@ -135,9 +135,9 @@ std::optional<DevicePools::Owned> CaptureScopes::AllocateOnOom(DeviceIndex devic
   }
   DevicePools* const pools = DevicePools::Find(device, owner_);
   if (!lends_on_oom || pools == nullptr || routes_.capturing()) return std::nullopt;
-  for (const PoolId id : Lenders(*pools)) {
-    const Target loan{.id = pools->set.BeginLoan(id), .kind = ScopeKind::kLoan, .pools = pools};
+  for (const auto& [lendable, id] : Lenders(*pools, bytes)) {
     leased_ = true;
+    const Target loan{.id = pools->set.BeginLoan(id), .kind = ScopeKind::kLoan, .pools = pools};
     if (auto owned = ask(loan, [&] { pools->EndScope(loan.id); })) return owned;
   }
   return std::nullopt;
