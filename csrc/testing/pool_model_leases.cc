@@ -129,8 +129,8 @@ std::string PoolModel::FollowLender(PoolId id, const Pages32& gone) {
     const uint64_t lease = LeaseOf(id, number);
     if (lease != 0 && lease != kLent) continue;
     if (gone.contains(number) && lease == 0) {
-      const auto left_it = [&](const Capture& one) {
-        return std::ranges::count(one.left, number, kValue) > 0;
+      const auto left_it = [page_left = number](const Capture& one) {
+        return std::ranges::count(one.left, page_left, kValue) > 0;
       };
       if (std::ranges::any_of(pool.graphs, left_it)) return "lends what a capture has left";
       for (Granule& granule : page) {
