@@ -131,8 +131,8 @@ std::string PoolModel::FollowLender(PoolId id, const Pages32& gone) {
     const bool moves = gone.contains(number) == (lease == 0);
     if (moves && IsEager(pool)) return "lends or takes back pages while eager work goes on";
     if (gone.contains(number) && lease == 0) {
-      const auto left_it = [&](const Capture& one) {
-        return std::ranges::count(one.left, number, kValue) > 0;
+      const auto left_it = [page_left = number](const Capture& one) {
+        return std::ranges::count(one.left, page_left, kValue) > 0;
       };
       if (std::ranges::any_of(pool.graphs, left_it)) return "lends what a capture has left";
       for (Granule& granule : page) {
