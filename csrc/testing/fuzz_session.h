@@ -78,6 +78,7 @@ class FuzzSession {
   const FuzzSetup& setup() const { return setup_; }
   const PoolModel& model() const { return model_; }
   std::optional<ScopeKind> OpenScope(uint64_t pool) const { return model_.OpenScope(IdOf(pool)); }
+  bool MayName(uint64_t pool) const { return model_.MayName(IdOf(pool)); }
   const std::vector<uint64_t>& live_labels() const { return live_labels_; }
   const std::vector<uint64_t>& freed_labels() const { return freed_labels_; }
 

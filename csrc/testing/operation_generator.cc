@@ -78,6 +78,8 @@ OperationGenerator::OperationGenerator(uint64_t seed, bool map_memory) : dice_(s
       weights_[static_cast<Step::Kind>(kind)] = dice_.Some(6);
     }
     weights_[kReplay] = dice_.Some(12);
+    names_ = dice_.OneIn(2);
+    if (names_) weights_[kDropCapture] = weights_[kTrimToNeeds] = 6;
     end = std::max(end, 6U);
   }
   if (dice_.OneIn(2)) {
@@ -93,7 +95,9 @@ Step OperationGenerator::Lease(Step::Kind kind, const FuzzSession& session) {
   uint64_t pool = Pool();
   const uint64_t loan = PoolModel::LoanOf({pool}).first;
   const bool reads = kind == kReplay || kind == kNameCapture || kind == kDropCapture;
-  if (session.OpenScope(pool) && !reads && !dice_.OneIn(8)) return {.kind = kEnd, .pool = pool};
+  if (session.OpenScope(pool) && !reads && !dice_.OneIn(8)) {
+    return {.kind = kEnd, .pool = session.OpenScope(loan) && dice_.OneIn(2) ? loan : pool};
+  }
   const bool lends = session.OpenScope(loan).has_value() && kind != kReplay && kind != kWake;
   // Some scopes of the lender begin beside the loan.
   if (lends && kind == kBeginLoan && !session.OpenScope(pool)) return Begin(pool);
@@ -353,6 +357,8 @@ std::optional<Step> OperationGenerator::Next(const FuzzSession& session) {
 }
 
 Step OperationGenerator::Choose(const FuzzSession& session) {
+  const uint64_t ended = Pool();
+  if (names_ && session.MayName(ended)) return {.kind = kNameCapture, .pool = ended};
   const Step::Kind kind = weights_.Pick(dice_);
   if (kind == kAllocate) return Allocate(session);
   if (kind == kFree) return Free(session);

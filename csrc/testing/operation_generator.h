@@ -58,6 +58,7 @@ class OperationGenerator {
   double mean_pages_ = 1;
   bool captures_only_ = false;
   bool leases_ = false;
+  bool names_ = false;  // each capture, so that its graph can go
   bool fails_events_ = false;
   bool large_ = false;              // reaches a thousand pages
   bool repeats_ = false;            // scopes
