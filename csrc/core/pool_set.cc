@@ -232,8 +232,10 @@ uint64_t PoolSet::Trim(std::optional<PoolId> only) {
     if (only && id != *only) continue;
     Member& member = Known(id);
     const Pool& pool = member.pool;
-    const bool has_spare = pool.has_spare() || pool.has_remains() || member.loan != nullptr;
-    if (CanTrim(member) && has_spare) due.push_back(&member);
+    // A trim that failed may have ended the loan of a pool that has nothing else.
+    const bool is_due =
+        pool.live_blocks() == 0 || pool.has_spare() || pool.has_remains() || member.loan != nullptr;
+    if (CanTrim(member) && is_due) due.push_back(&member);
   }
   if (due.empty()) return 0;
   // Work that was submitted before may still use the pages.

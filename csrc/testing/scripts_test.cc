@@ -233,6 +233,13 @@ TEST_P(EveryAllocationFails, ChangesNothingAndGoesThroughAtLast) {
 INSTANTIATE_TEST_SUITE_P(All, EveryAllocationFails, testing::ValuesIn(kScripts), NameOf);
 INSTANTIATE_TEST_SUITE_P(ManyBlocks, EveryAllocationFails, testing::Values(ManyBlocks()), NameOf);
 
+// A trim without memory on the heap ended the loan, and the pool stayed for ever.
+INSTANTIATE_TEST_SUITE_P(LoanOfNothing, EveryAllocationFails,
+                         testing::Values(Script{"LoanOfNothing",
+                                                "BeginCapture, End, BeginLoan, End 0 0 0 "
+                                                "9223372036854775809, Release, Trim"}),
+                         NameOf);
+
 // A pool that could not be given back is used again, and given back after that.
 TEST(FailedTrimTest, LeavesAPoolThatWorks) {
   constexpr PoolId kPool{0, 1};
