@@ -30,6 +30,7 @@
 // pages stay what they are. BringBack() puts new memory behind them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <limits>
@@ -226,7 +227,7 @@ class RangeTable {
   std::optional<RangeId> NewestWithRoom(uint32_t pages) const;
   // The end of a *row*: from `page` to here, pages stand side by side wherever one of them stands.
   PageId RowEnd(PageId page) const {
-    return PageId{row_begins_.Next(Index(page) + 1).value_or(page_count())};
+    return PageId{std::min(row_begins_.Next(Index(page) + 1).value_or(~0U), page_count())};
   }
 
   // The handle that holds the page.

@@ -122,6 +122,16 @@ TEST_F(RangeTableTest, RoomThatWasAskedForIsLeftToWhoAsked) {
   EXPECT_EQ(table().NewestWithRoom(1), std::nullopt);
 }
 
+TEST_F(RangeTableTest, ARowEndsWithThePagesThatAreLeft) {
+  const VirtualPage gone = Map(InNewRange({kNewFour}));
+  Map(InNewRange({kNewPair}));
+  std::vector<bool> keep(table().vpage_limit(), true);
+  std::fill_n(keep.begin() + Index(gone), 4, false);
+  table().Shrink(*table().PrepareShrink(keep));
+  EXPECT_EQ(table().page_count(), 2U);
+  EXPECT_EQ(table().RowEnd(PageId{0}), PageId{2});
+}
+
 TEST_F(RangeTableTest, TheDestructorGoesOnAfterAFailure) {
   for (uint64_t n = 1; n <= 7; ++n) {
     HostDriver host({.granularity = kPageBytes, .map_memory = false});
