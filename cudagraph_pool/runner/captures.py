@@ -1,5 +1,7 @@
 """Captures into one pool, what they cost, and the order of their replays: all that knows CUDA."""
 
+from __future__ import annotations
+
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +66,7 @@ class Report(list[SizeReport]):
 class Graph:
     """A graph that was captured, and whose first replays are measured."""
 
-    def __init__(self, graph: Any, nodes: int, captures: "Captures") -> None:
+    def __init__(self, graph: Any, nodes: int, captures: Captures) -> None:
         self.nodes = nodes
         self.peak_bytes = captures.stats()["scope_peak_bytes"]
         self.driver_bytes = 0  # that the driver has taken to make executables
