@@ -6,6 +6,7 @@
 //     of blocks    the device's         its blocks'
 //     lent         another pool's       none
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -170,10 +171,8 @@ std::vector<Pool::LentHandle> Pool::FreeHandles() const {
   std::vector<LentHandle> free = WithoutLease(FenceId::kOpen);
   const IndexSet left = PagesIn<&GraphNeeds::Needs::left>();
   std::erase_if(free, [&](const LentHandle& handle) {
-    for (uint32_t page = Index(handle.first); page < Index(handle.first) + handle.pages; ++page) {
-      if (left.Contains(page)) return true;
-    }
-    return false;
+    const std::optional<uint32_t> next = left.Next(Index(handle.first));
+    return next && *next < Index(handle.first) + handle.pages;
   });
   return free;
 }
