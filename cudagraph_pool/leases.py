@@ -9,7 +9,7 @@ from . import _leases
 from ._adapter import loaded_adapter
 from ._leases import Key, Lease
 from ._shared_exec import caches
-from .pools import _LARGEST, GraphPool, _owner
+from .pools import _LARGEST, GraphPool, _pools
 from .switch import _require_booleans, _require_enabled
 
 __all__ = ["Lease", "lend_on_oom", "sleep", "wake"]
@@ -26,7 +26,9 @@ def sleep() -> int:
     Raises:
         RuntimeError: A pool cannot sleep, as :meth:`GraphPool.sleep` says. All others do.
     """
-    given = _of_each(GraphPool.sleep, lambda key: _leases.sleep(key, "live", ()))
+    given = _of_each(
+        lambda key, pool: pool._sleep("live") if pool else _leases.sleep(key, "live", ())
+    )
     for device, cache in dict(caches).items():
         _leases.drop_execs(device, [cache])
     return sum(given)
@@ -38,13 +40,13 @@ def wake() -> None:
     Raises:
         torch.OutOfMemoryError: There is no memory for some. All others are awake.
     """
-    _of_each(GraphPool.wake, lambda key: _leases.wake(key, ()))
+    _of_each(lambda key, pool: _leases.wake(key, pool._exec_caches() if pool else ()))
     for device, cache in dict(caches).items():
         _leases.make_execs(device, [cache])
 
 
-def _of_each(own: Callable[[GraphPool], _Given], other: Callable[[Key], _Given]) -> list[_Given]:
-    """Does one of both for each pool, then raises the first error."""
+def _of_each(act: Callable[[Key, GraphPool | None], _Given]) -> list[_Given]:
+    """Does it for each pool, and its object if there is one, then raises the first error."""
     adapter: Any = loaded_adapter()
     if adapter is None:
         return []
@@ -56,9 +58,9 @@ def _of_each(own: Callable[[GraphPool], _Given], other: Callable[[Key], _Given])
         for pool in adapter.pool_ids(device):
             if pool == (_LARGEST, _LARGEST):
                 continue  # of the pluggable allocator: it is eager memory
-            owner = _owner(device, pool)
+            key = device, pool
             try:
-                given.append(own(owner) if owner else other((device, pool)))
+                given.append(act(key, _pools.get(key)))  # that may be closed
             except RuntimeError as error:
                 errors.append(error)
     if errors:

@@ -241,6 +241,10 @@ class GraphPool:
                 workspace of cuBLAS lies in it.
         """
         self._require_open()
+        return self._sleep(keep)
+
+    def _sleep(self, keep: Keep) -> int:
+        """Of a closed one too: what a GraphRunner holds of it lives on."""
         with self._order.lock:
             try:
                 return _leases.sleep(self._key, keep, self._exec_caches())

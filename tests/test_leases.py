@@ -305,7 +305,9 @@ def test_live_tensors_go_to_the_host_and_come_back(
     assert _leases._contents == {}
 
 
-def test_a_sleep_ends_what_the_last_replay_left(adapter: Adapter) -> None:
+def test_a_sleep_ends_what_the_last_replay_left(
+    adapter: Adapter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pool: Any = object.__new__(cgp.GraphPool)
     attributes = {"_id": POOL[1], "_device": torch.device("cuda", 0), "_adapter": adapter}
     vars(pool).update(attributes, _open=True, _execs=None, _order=pools._ReplayOrder())
@@ -317,6 +319,13 @@ def test_a_sleep_ends_what_the_last_replay_left(adapter: Adapter) -> None:
     with pytest.raises(RuntimeError, match="under way"):
         pool.sleep()
     assert (pool._order.number, pool._order.what) == (1, "a sleep")
+    # What a GraphRunner holds of a pool that was closed lives on.
+    pool._open = False
+    monkeypatch.setitem(pools._pools, POOL, pool)
+    adapter.ids = [POOL[1]]
+    del adapter.errors["sleep"]
+    assert cgp.sleep() == 100
+    assert (pool._order.number, pool._order.what) == (2, "a sleep")
     pool._log_release = lambda: None
 
 
