@@ -61,6 +61,12 @@ class FuzzSession {
   // In a world of its own, or in one that it shares with others, each of which has another number
   // and may have a thread of its own: they have pools and streams of their own.
   explicit FuzzSession(const FuzzSetup& setup, World* shared = nullptr, uint64_t number = 0);
+  // After a complaint work may be pending, which knows this session. The set would wait for it.
+  ~FuzzSession() {
+    if (own_world_ != nullptr) watch_.Drop();
+  }
+  FuzzSession(const FuzzSession&) = delete;
+  FuzzSession& operator=(const FuzzSession&) = delete;
 
   // Does one step. Returns what is wrong afterwards, or an empty string. After a complaint nothing
   // more may be asked of the session.

@@ -336,6 +336,8 @@ void FuzzSession::Lend(PoolId id) {
   const uint64_t lent = model_.PagesWith(id, PoolModel::kLent);
   const bool heap = allocation_fault_.has_value();
   Result result = Call([&] { set_.BeginLoan(id); }, SomeFault(), [&] { return Whole(); });
+  // A call that failed on the way took back what an earlier loan still had.
+  if (setup_.fail_each) model_.NoteMoment(id, set_.Stats(id).peak_reserved_bytes);
   if (result.outcome != Outcome::kDone) {
     model_.NoteShared(id);  // for a moment
     Follow(id);

@@ -187,6 +187,12 @@ class PoolModel {
   void SetAway(PoolId id, uint64_t pages);
   // Others may have had the pages, so eager work in it comes behind all of the device's.
   void NoteShared(PoolId id) { Known(id).captured_pages = Known(id).pages.size(); }
+  // It reserved so much in between; of what it has not this is not believed.
+  void NoteMoment(PoolId id, uint64_t reserved) {
+    ModelPool& pool = Known(id);
+    if (reserved > pool.pages.size() * page_bytes_) return;
+    pool.stats.peak_reserved_bytes = std::max(pool.stats.peak_reserved_bytes, reserved);
+  }
   void SetAsleep(PoolId id, bool asleep) { Known(id).asleep = asleep; }
   void Quiesced(PoolId id);  // and the pool knows
   // These pages are with borrowers, or with the device; of a loan these went back, of so many.

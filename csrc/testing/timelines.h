@@ -89,6 +89,11 @@ class Timelines {
     for (const auto& [stream, work] : clock) Finish(stream, work);
   }
   void FinishAll() { Finish(TakeMark()); }
+  // What is pending counts as done, and nobody does it any more.
+  void Drop() {
+    const std::lock_guard lock(mutex_);
+    for (auto& [stream, one] : streams_) one.pending.clear();
+  }
   // Does up to `count` more of the stream's submitted work.
   void Progress(StreamId stream, uint64_t count) {
     Finish(stream, Of(stream, &Stream::done) + count);
