@@ -131,10 +131,11 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
   return {Stitch(list, length, slack)};
 }
 
-// The block that lives there, if it came behind the same sizes.
+// The block that lives there, if it came behind the same sizes, and not in the capture just before:
+// where each layer is a graph of its own, that is the layer before, which is alike.
 const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
   const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place));
-  return live != nullptr && live->key == key ? live : nullptr;
+  return live != nullptr && live->key == key && live->tenure <= before_last_ ? live : nullptr;
 }
 
 // Blocks alternate with their likes from when one of the likes was freed while its successor lived
@@ -142,6 +143,7 @@ const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
 void Placer::BeginScope(ScopeKind kind) {
   known_.BeginScope();
   if (kind != ScopeKind::kCapture) return;
+  before_last_ = std::exchange(before_, memory_.last_tenure());
   ring_.BeginCapture();
   if (!std::exchange(dropped_, false)) return;
   like_ = 0;

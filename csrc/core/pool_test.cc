@@ -222,25 +222,47 @@ TEST_F(PoolTest, SmallBlocksGatherInTheOlderOfTwoPages) {
   EXPECT_EQ(pool_.Pieces(Allocate(3 * kGranule).address).front().page, home);
 }
 
-TEST(PoolRingTest, WhatTheRingHasIsForOthersWhereMemoryRunsOut) {
-  constexpr uint64_t kLarge = uint64_t{2} << 20;
-  HostDriver driver({.physical_limit_bytes = 12 * kLarge, .map_memory = false});
-  Pool pool(driver, {});
-  const auto capture = [&pool](uint64_t pages) {
-    pool.BeginScope(ScopeKind::kCapture);
-    const Address output = pool.Allocate(pages * kLarge, kA).address;
-    pool.EndScope();
-    pool.Check();
+class PoolRingTest : public ::testing::Test {
+ protected:
+  static constexpr uint64_t kLarge = uint64_t{2} << 20;
+
+  // One that leaves so many pages alive behind those that it frees.
+  Address Capture(uint64_t pages, uint64_t freed = 1) {
+    pool_.BeginScope(ScopeKind::kCapture);
+    const Address first = pool_.Allocate(freed * kLarge, kA).address;
+    const Address output = pool_.Allocate(pages * kLarge, kA).address;
+    pool_.Free(first);
+    pool_.EndScope();
+    pool_.Check();
     return output;
-  };
-  Address kept = capture(2);
-  for (int round = 0; round < 3; ++round) {
-    const Address output = capture(2);
-    pool.Free(std::exchange(kept, output));
   }
-  EXPECT_FALSE(pool.Snapshot().ring.empty());
-  EXPECT_NO_THROW(capture(10));
-  EXPECT_TRUE(pool.Snapshot().ring.empty());
+
+  HostDriver driver_{{.physical_limit_bytes = 24 * kLarge, .map_memory = false}};
+  Pool pool_{driver_, {}};
+};
+
+TEST_F(PoolRingTest, WhatTheRingHasIsForOthersWhereMemoryRunsOut) {
+  Address kept[] = {Capture(2), Capture(3)};
+  for (int round = 0; round < 3; ++round) {
+    for (const uint64_t pages : {2, 3}) {
+      const Address output = Capture(pages);
+      pool_.Free(std::exchange(kept[pages - 2], output));
+    }
+  }
+  EXPECT_FALSE(pool_.Snapshot().ring.empty());
+  EXPECT_NO_THROW(Capture(18));
+  EXPECT_TRUE(pool_.Snapshot().ring.empty());
+}
+
+// What the layer before leaves is no earlier output of this one, as in vLLM's piecewise graphs.
+TEST_F(PoolRingTest, LayersThatAreGraphsOfTheirOwnAlternateWithNothing) {
+  Address kept = Capture(2, 8);
+  for (int layer = 0; layer < 16; ++layer) {
+    const Address output = Capture(2, 8);
+    pool_.Free(std::exchange(kept, output));
+  }
+  EXPECT_TRUE(pool_.Snapshot().ring.empty());
+  EXPECT_EQ(pool_.Stats().pages, 12U);
 }
 
 }  // namespace

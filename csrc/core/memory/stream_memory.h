@@ -104,6 +104,7 @@ class StreamMemory {
   // (Pool::Allocate()); notes the tenure in the block. Makes room for one SharedSpace::Take(). pre:
   // a scope is open.
   FreeList& BeginTake(LiveBlock& live, std::optional<CaptureId> in);
+  uint32_t last_tenure() const { return last_tenure_; }  // that a block may have
 
   // The fence behind which the bytes of a block that is freed now must stay; Give() does not throw
   // then. pre: no other thread captures.
