@@ -244,7 +244,7 @@ class PoolRingTest : public ::testing::Test {
 TEST_F(PoolRingTest, WhatTheRingHasIsForOthersWhereMemoryRunsOut) {
   Address kept[] = {Capture(2), Capture(3)};
   for (int round = 0; round < 3; ++round) {
-    for (const uint64_t pages : {2, 3}) {
+    for (const uint64_t pages : {2U, 3U}) {
       const Address output = Capture(pages);
       pool_.Free(std::exchange(kept[pages - 2], output));
     }
