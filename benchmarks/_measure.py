@@ -127,6 +127,7 @@ class Captures:
         """
         self.release()
         self._run_eagerly(order[0])  # since torch 2.14 a graph that goes takes the workspace along
+        torch.cuda.empty_cache()  # what the first capture would give back is none of its cost
         pool = self._new_pool()
         torch.cuda.synchronize(self._device)
         free_before = torch.cuda.mem_get_info(self._device)[0]

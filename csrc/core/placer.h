@@ -71,7 +71,7 @@ class Placer {
   Address like_ = 0;
   Address successor_ = 0;  // 0: of the block that is placed next
   bool dropped_ = false;   // the like was freed between scopes
-  // The last tenure before this capture, and before the last one.
+  // The newest tenure when this capture began, and when the one before it did.
   uint32_t before_ = 0;
   uint32_t before_last_ = 0;
   // The tenure since which blocks that captures leave alive alternate with their likes, if they do.

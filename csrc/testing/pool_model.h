@@ -187,7 +187,7 @@ class PoolModel {
   void SetAway(PoolId id, uint64_t pages);
   // Others may have had the pages, so eager work in it comes behind all of the device's.
   void NoteShared(PoolId id) { Known(id).captured_pages = Known(id).pages.size(); }
-  // It reserved so much in between; of what it has not this is not believed.
+  // It reserved so much in between, which can be no more than all of its pages.
   void NoteMoment(PoolId id, uint64_t reserved) {
     ModelPool& pool = Known(id);
     if (reserved > pool.pages.size() * page_bytes_) return;
