@@ -57,10 +57,10 @@ void Placer::Place(FreeList& list, LiveBlock& live, const PoolStats& stats) {
     live.site = Find(list, live, stats, again, alike);
   } catch (const DriverError& error) {
     // Others get the ring's free bytes when nothing else is left.
-    if (IsExhausted(error) && alternates_since_) {
+    if (IsExhausted(error) && alternates_) {
       memory_.DissolveRing();
       ring_.Clear();
-      alternates_since_.reset();
+      alternates_ = false;
       return Place(list, live, stats);
     }
     if (error.status() == DriverStatus::kOutOfMemory) ThrowOutOfMemory(error.what(), asked);
@@ -90,7 +90,7 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
   const LiveBlock* like = nullptr;
   bool in_ring = false;
   for (const Placement place : again) {
-    if (free && !alternates_since_) break;
+    if (free && !alternates_) break;
     if (InRing(place.vpage)) {
       in_ring = true;
     } else if (!free && On("known-again") && WholePagesAt(list, place, length)) {
@@ -99,19 +99,16 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
       like = LikeAt(place, live.key);
     }
   }
-  const bool alternates = alternates_since_ && memory_.scope() == ScopeKind::kCapture && On("ring");
+  const bool alternates = alternates_ && memory_.scope() == ScopeKind::kCapture && On("ring");
   if (alternates && (in_ring || like != nullptr)) {
-    // Whole open pages come first, except after captures have come around once: then all that they
-    // hold beside is in place.
-    const bool takes_whole = like && like->tenure < *alternates_since_;
     try {
-      return {ring_.Place(list, length, /*is_first=*/like, takes_whole)};
+      return {ring_.Place(list, length, /*is_first=*/like)};
     } catch (const DriverError& error) {
       if (!IsExhausted(error)) throw;
     }
   }
   // A place that is taken is of no use then: what lives there will alternate too.
-  if (alternates_since_) {
+  if (alternates_) {
     std::erase_if(again, [&](Placement place) { return !WholePagesAt(list, place, length); });
   }
   if (like != nullptr) {
@@ -147,8 +144,7 @@ void Placer::BeginScope(ScopeKind kind) {
   ring_.BeginCapture();
   if (!std::exchange(dropped_, false)) return;
   like_ = 0;
-  const LiveBlock* const successor = blocks_.Find(successor_);
-  if (successor != nullptr && !alternates_since_) alternates_since_ = successor->tenure;
+  if (blocks_.Find(successor_) != nullptr) alternates_ = true;
 }
 
 Slack Placer::SlackFor(const FreeList& list, Granules length, const PoolStats& stats) const {

@@ -74,8 +74,7 @@ class Placer {
   // The newest tenure when this capture began, and when the one before it did.
   uint32_t before_ = 0;
   uint32_t before_last_ = 0;
-  // The tenure since which blocks that captures leave alive alternate with their likes, if they do.
-  std::optional<uint32_t> alternates_since_;
+  bool alternates_ = false;  // blocks that captures leave alive do, with their likes
 };
 
 }  // namespace cgp

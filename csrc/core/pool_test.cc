@@ -254,6 +254,21 @@ TEST_F(PoolRingTest, WhatTheRingHasIsForOthersWhereMemoryRunsOut) {
   EXPECT_TRUE(pool_.Snapshot().ring.empty());
 }
 
+TEST_F(PoolRingTest, TheRingHasRoomForOneCaptureMoreThanLives) {
+  std::vector<Address> kept;
+  uint64_t mappings = 0;
+  for (int round = 0; round < 20; ++round) {
+    for (std::size_t graph = 0; graph < 3; ++graph) {
+      const Address output = Capture(graph + 2, 3);
+      if (round == 0) kept.push_back(output);
+      if (round > 0) pool_.Free(std::exchange(kept[graph], output));
+    }
+    if (round == 3) mappings = pool_.Stats().page_mappings;
+  }
+  EXPECT_EQ(pool_.Stats().page_mappings, mappings);
+  EXPECT_LE(pool_.Stats().pages, 2U + 3 + 4 + 4 + 3);
+}
+
 // What the layer before leaves is no earlier output of this one, as in vLLM's piecewise graphs.
 TEST_F(PoolRingTest, LayersThatAreGraphsOfTheirOwnAlternateWithNothing) {
   Address kept = Capture(2, 8);

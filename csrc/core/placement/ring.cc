@@ -10,20 +10,23 @@ namespace {
 // How many spans are looked at for a block: a bound on the time.
 constexpr int kLookedAt = 4096;
 
+// The part by which a ring grows that was too small before, so that it rarely does.
+constexpr uint64_t kPartMore = 32;
+
 }  // namespace
 
-Placement Ring::Place(FreeList& list, Granules length, bool is_first, bool takes_whole) {
+Placement Ring::Place(FreeList& list, Granules length, bool is_first) {
   const uint64_t granules = length.count();
   uint64_t start = Fit(next_, granules);
-  if (End() - start < granules) start = Fit(Begin(), granules);
-  uint64_t missing = granules - std::min(granules, End() - start);
-  if (is_first) {
-    uint64_t free = 0;
-    space().ForEachBehind(FenceId::kRing, [&](NodeId id) { free += space().node(id).length; });
-    const uint64_t wanted =
-        granules + std::max(most_placed_, placed_ + granules) + std::max(largest_, granules);
-    missing = std::max(missing, wanted - std::min(wanted, free));
+  if (const uint64_t tail = End() - start; tail < granules) {
+    if (FitsAcross(tail, granules - tail)) {
+      NotePlaced(Begin() + granules - tail, granules);
+      return Placement::OfGranule(seam_ - tail, space().page_size());
+    }
+    start = Fit(Begin(), granules);
   }
+  uint64_t missing = granules - std::min(granules, End() - start);
+  if (missing > 0 && !is_first) missing = std::max(missing, MissingForCapture(granules));
   if (uint64_t pages = PagesFor(Granules(missing), space().page_size()); pages > 0) {
     if (range_ && ranges_.range(*range_).room_back < pages) {
       memory_.DissolveRing();
@@ -31,14 +34,29 @@ Placement Ring::Place(FreeList& list, Granules length, bool is_first, bool takes
     }
     const bool is_new = !range_;
     if (is_new) pages = std::max(pages, PagesFor(length, space().page_size()));
-    Grow(list, pages, takes_whole);
+    Grow(list, pages);
     if (is_new) start = Begin();
+    if (!is_first) MapSeam(std::max(largest_, granules));
   }
-  next_ = start + granules;
+  NotePlaced(start + granules, granules);
+  return Placement::OfGranule(start, space().page_size());
+}
+
+void Ring::NotePlaced(uint64_t end, uint64_t granules) {
+  next_ = end;
   placed_ += granules;
   most_placed_ = std::max(most_placed_, placed_);
   largest_ = std::max(largest_, granules);
-  return Placement::OfGranule(start, space().page_size());
+}
+
+// What the ring lacks for all that a capture places from this block on.
+uint64_t Ring::MissingForCapture(uint64_t granules) const {
+  uint64_t free = 0;
+  space().ForEachBehind(FenceId::kRing, [&](NodeId id) { free += space().node(id).length; });
+  const uint64_t wanted = std::max(granules, most_placed_ - std::min(most_placed_, placed_));
+  const uint64_t missing = wanted - std::min(wanted, free);
+  // Where that was not enough before, blocks are not freed in order.
+  return seams_.empty() ? missing : missing + std::max(largest_, (End() - Begin()) / kPartMore);
 }
 
 void Ring::Reclaim() {
@@ -84,12 +102,45 @@ uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
   return start;
 }
 
-void Ring::Grow(FreeList& list, uint64_t pages, bool takes_whole) {
+// Whether the first `head` granules are free, and stand behind the last `tail` in the seam.
+bool Ring::FitsAcross(uint64_t tail, uint64_t head) const {
+  if (tail == 0 || seam_ == 0) return false;
+  if (End() - Begin() < tail + head || Fit(Begin(), head) != Begin()) return false;
+  const RangeTable::Range& seam = ranges_.range(seams_.back());
+  return tail <= seam_ - Index(seam.begin()) * page() && head <= Index(seam.end()) * page() - seam_;
+}
+
+// The seam shows `granules` at both sides, at most the ring's halves.
+void Ring::MapSeam(uint64_t granules) {
+  const RangeTable::Range& range = ranges_.range(*range_);
+  const uint64_t pages =
+      std::min<uint64_t>(PagesFor(Granules(granules), space().page_size()), range.mapped() / 2);
+  if (pages == 0) return;
+  std::vector<PageId> handles;
+  for (VirtualPage vpage = range.begin(); vpage < range.end();) {
+    handles.push_back(ranges_.page_at(vpage));
+    vpage = vpage + ranges_.handle_pages(handles.back());
+  }
+  uint32_t before = 0;
+  auto tail = handles.end();
+  while (tail != handles.begin() && before < pages) before += ranges_.handle_pages(*--tail);
+  uint32_t behind = 0;
+  auto head = handles.begin();
+  while (head != tail && behind < pages) behind += ranges_.handle_pages(*head++);
+  MappingPlan plan{.range = {}, .handles = {tail, handles.end()}};
+  plan.handles.insert(plan.handles.end(), handles.begin(), head);
+  seams_.reserve(seams_.size() + 1);
+  const VirtualPage first = memory_.bytes().Map(plan);
+  seams_.push_back(ranges_.range_of(first));
+  seam_ = (Index(first) + before) * page();
+}
+
+void Ring::Grow(FreeList& list, uint64_t pages) {
   MappingPlan plan{
       .range = range_, .room = RangeTable::kRoomOfFirst + 2 * ranges_.page_count(), .handles = {}};
   uint64_t missing = pages;
   for (const auto& [count, handle] : list.Handles().wholes) {
-    if (!takes_whole || missing == 0) break;
+    if (missing == 0) break;
     const NodeId id = space().first(handle);
     const bool open =
         space().node(id).fence == FenceId::kOpen && space().end(id) >= ranges_.handle_end(handle);
@@ -100,6 +151,7 @@ void Ring::Grow(FreeList& list, uint64_t pages, bool takes_whole) {
   AppendNewHandles(missing, MostHandlePages(ranges_.page_count() + missing, missing), plan.handles);
   const VirtualPage first = memory_.bytes().Map(plan);
   range_ = ranges_.range_of(first);
+  seam_ = 0;
   Claim(Index(first) * page(), (Index(first) + pages) * page());
 }
 

@@ -5,13 +5,16 @@
 //     | this time's |  free  |    the last time's    |
 //                   ^ next_
 //
-// Its free bytes are behind FenceId::kRing, which no stream passes. So all other blocks find their
-// places free, wherever in the ring these blocks are. Once the ring has room for all of them, and
-// for those of one capture twice, captures that are made again map nothing.
+// Another range, the seam, shows the ring's end before its begin, for a block that lies across.
+// The ring's free bytes are behind FenceId::kRing, which no stream passes. So all other blocks find
+// their places free, wherever in the ring these blocks are. Once the ring has room for all of them,
+// and for those of one capture twice, captures that are made again map nothing.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <optional>
+#include <vector>
 
 #include "core/base/units.h"
 #include "core/memory/free_list.h"
@@ -25,7 +28,11 @@ class Ring {
   Ring(const RangeTable& ranges, StreamMemory& memory) : ranges_(ranges), memory_(memory) {}
 
   // Whether bytes there are the ring's once they are free and open.
-  bool Holds(VirtualPage vpage) const { return range_ && ranges_.range_of(vpage) == *range_; }
+  bool Holds(VirtualPage vpage) const {
+    if (!range_) return false;
+    const RangeId range = ranges_.range_of(vpage);
+    return range == *range_ || std::ranges::find(seams_, range) != seams_.end();
+  }
 
   void BeginCapture() {
     placed_ = 0;
@@ -37,14 +44,15 @@ class Ring {
   // The ring is gone, except for its free bytes.
   void Clear() {
     range_.reset();
+    seams_.clear();
     next_ = 0;
+    seam_ = 0;
   }
 
-  // Returns where a block goes. The first of its kind (`is_first`) makes room for all of one
-  // capture beside the earlier ones, and for what a block that does not fit leaves over.
-  // `takes_whole`: whole open pages are taken before new ones are made. A failed driver call throws
-  // with nothing changed.
-  Placement Place(FreeList& list, Granules length, bool is_first, bool takes_whole);
+  // Returns where a block goes. Where the ring is too small, the first of its kind (`is_first`)
+  // makes room for itself, and another one for all that one capture places. A failed driver call
+  // throws; at most the ring has grown.
+  Placement Place(FreeList& list, Granules length, bool is_first);
 
  private:
   // Bytes up to `end` that are behind one fence.
@@ -56,7 +64,11 @@ class Ring {
   Span SpanAt(uint64_t place) const;
   void Claim(uint64_t begin, uint64_t end);
   uint64_t Fit(uint64_t from, uint64_t length) const;
-  void Grow(FreeList& list, uint64_t pages, bool takes_whole);
+  bool FitsAcross(uint64_t tail, uint64_t head) const;
+  void MapSeam(uint64_t granules);
+  uint64_t MissingForCapture(uint64_t granules) const;
+  void NotePlaced(uint64_t end, uint64_t granules);
+  void Grow(FreeList& list, uint64_t pages);
   const PageSpace& space() const { return memory_.bytes().space(); }
   uint64_t page() const { return space().page_size().count(); }
   VirtualPage VpageAt(uint64_t place) const {
@@ -68,11 +80,14 @@ class Ring {
   const RangeTable& ranges_;
   StreamMemory& memory_;
   std::optional<RangeId> range_;
+  // Show the ring's end before its begin: the last one, or earlier ones before the ring grew.
+  std::vector<RangeId> seams_;
   // In granules; places are counted through all virtual pages.
   uint64_t next_ = 0;         // behind the last block
+  uint64_t largest_ = 0;      // block
+  uint64_t seam_ = 0;         // the ring's begin in seams_.back(); 0: the ring has grown since
   uint64_t placed_ = 0;       // in this capture
   uint64_t most_placed_ = 0;  // in any
-  uint64_t largest_ = 0;      // block
   bool has_reclaimed_ = true;
 };
 

@@ -20,12 +20,12 @@ class RingTest : public ::testing::Test {
   using Extents = std::vector<std::pair<uint64_t, uint64_t>>;
 
   // A block of so many granules; returns where it lies.
-  uint64_t Place(uint64_t length, bool is_first = false, bool takes_whole = false) {
+  uint64_t Place(uint64_t length, bool is_first = false) {
     LiveBlock live;
     live.block = {.bytes = length * kGranuleBytes, .stream = StreamId{1}};
     if (!memory_.scope()) memory_.BeginScope(ScopeKind::kCapture, true, IndexSet());
     FreeList& list = memory_.BeginTake(live, {});
-    const Placement place = ring_.Place(list, Granules(length), is_first, takes_whole);
+    const Placement place = ring_.Place(list, Granules(length), is_first);
     live.site = {place};
     EXPECT_TRUE(ring_.Holds(place.vpage));
     memory_.bytes().Take(live.site, live.length());
@@ -47,6 +47,7 @@ class RingTest : public ::testing::Test {
   }
   void EndCapture() {
     memory_.EndScope(true);
+    ring_.BeginCapture();
     memory_.Check();
   }
   // What is free of the ring, page by page.
@@ -80,7 +81,7 @@ TEST_F(RingTest, WhatEagerWorkUsedIsNotTheRings) {
   EndCapture();
   blocks_.ForEach([](Address, LiveBlock& live) { live.eager = true; });
   Free(0);
-  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}, {16, 40}}));
+  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}}));
 }
 
 // What waits for another stream too must not go on waiting for its own alone.
@@ -105,6 +106,22 @@ TEST_F(RingTest, WhatWaitsForAnotherStreamDoesSoWhenTheRingIsGone) {
   EXPECT_TRUE(list.IsWhole(page(1)));
 }
 
+// Captures of one block each; from the third on, the oldest is dropped behind each.
+TEST_F(RingTest, ABlockLiesAcrossTheEnd) {
+  std::vector<uint64_t> kept;
+  for (int capture = 0; capture < 40; ++capture) {
+    kept.push_back(Place(12, /*is_first=*/capture < 2));
+    EndCapture();
+    if (kept.size() < 3) continue;
+    Free(kept.front());
+    kept.erase(kept.begin());
+    ring_.Reclaim();
+  }
+  EXPECT_EQ(ranges_.page_count(), 5U) << "as many as three blocks fill";
+  EXPECT_EQ(ranges_.range_count(), 2U) << "the ring and the seam";
+  EXPECT_EQ(ranges_.mapping_count(), 5U + 4U) << "the seam shows two pages of both ends";
+}
+
 TEST_F(RingTest, AFullRangeMakesWayForAnother) {
   Place(8);
   const uint32_t room = ranges_.range(RangeId{0}).room_back;
@@ -118,7 +135,7 @@ TEST_F(RingTest, AFullRangeMakesWayForAnother) {
 TEST_F(RingTest, AFailureChangesNothing) {
   Place(12, /*is_first=*/true);
   const Extents before = FreeOfRing();
-  memory_.bytes().Map({.range = {}, .handles = std::vector(kPages - 100, MappingPlan::kNewPage)});
+  memory_.bytes().Map({.range = {}, .handles = {MappingPlan::NewHandle(kPages - 100)}});
   EXPECT_THROW(Place(kPageSize.count() * 200), DriverError);
   EXPECT_EQ(FreeOfRing(), before);
   EXPECT_EQ(Place(12), 12U);
