@@ -18,13 +18,15 @@ constexpr uint64_t kPartMore = 32;
 Placement Ring::Place(FreeList& list, Granules length, bool is_first) {
   const uint64_t granules = length.count();
   uint64_t start = Fit(next_, granules);
-  if (const uint64_t tail = End() - start; tail < granules) {
-    if (FitsAcross(tail, granules - tail)) {
-      NotePlaced(Begin() + granules - tail, granules);
-      return Placement::OfGranule(seam_ - tail, space().page_size());
-    }
-    start = Fit(Begin(), granules);
+  const uint64_t tail = std::min(granules, End() - start);
+  const uint64_t head = granules - tail;
+  const bool is_free = tail > 0 && Begin() + head <= start && Fit(Begin(), head) == Begin();
+  if (is_free && lacks_seam_ && !is_first) MapSeam(tail, head);
+  if (is_free && head > 0 && SeamHas(tail, head)) {
+    NotePlaced(Begin() + head, granules);
+    return Placement::OfGranule(seam_ - tail, space().page_size());
   }
+  if (head > 0) start = Fit(Begin(), granules);
   uint64_t missing = granules - std::min(granules, End() - start);
   if (missing > 0 && !is_first) missing = std::max(missing, MissingForCapture(granules));
   if (uint64_t pages = PagesFor(Granules(missing), space().page_size()); pages > 0) {
@@ -36,7 +38,7 @@ Placement Ring::Place(FreeList& list, Granules length, bool is_first) {
     if (is_new) pages = std::max(pages, PagesFor(length, space().page_size()));
     Grow(list, pages);
     if (is_new) start = Begin();
-    if (!is_first) MapSeam(std::max(largest_, granules));
+    lacks_seam_ |= !is_first;
   }
   NotePlaced(start + granules, granules);
   return Placement::OfGranule(start, space().page_size());
@@ -102,37 +104,40 @@ uint64_t Ring::Fit(uint64_t from, uint64_t length) const {
   return start;
 }
 
-// Whether the first `head` granules are free, and stand behind the last `tail` in the seam.
-bool Ring::FitsAcross(uint64_t tail, uint64_t head) const {
-  if (tail == 0 || seam_ == 0) return false;
-  if (End() - Begin() < tail + head || Fit(Begin(), head) != Begin()) return false;
+// Whether the seam shows the ring's last `tail` granules before its first `head`.
+bool Ring::SeamHas(uint64_t tail, uint64_t head) const {
+  if (seam_ == 0) return false;
   const RangeTable::Range& seam = ranges_.range(seams_.back());
   return tail <= seam_ - Index(seam.begin()) * page() && head <= Index(seam.end()) * page() - seam_;
 }
 
-// The seam shows `granules` at both sides, at most the ring's halves.
-void Ring::MapSeam(uint64_t granules) {
+// The seam gets as much as the largest block takes at both sides, at most the ring's halves. None
+// is made while a lease has pages, nor one that lacks the last `tail` granules or the first `head`.
+void Ring::MapSeam(uint64_t tail, uint64_t head) {
   const RangeTable::Range& range = ranges_.range(*range_);
-  const uint64_t pages =
-      std::min<uint64_t>(PagesFor(Granules(granules), space().page_size()), range.mapped() / 2);
-  if (pages == 0) return;
   std::vector<PageId> handles;
   for (VirtualPage vpage = range.begin(); vpage < range.end();) {
     handles.push_back(ranges_.page_at(vpage));
+    if (!ranges_.is_present(handles.back())) return;
     vpage = vpage + ranges_.handle_pages(handles.back());
   }
+  const Granules most(std::max(largest_, tail + head));
+  const uint64_t pages =
+      std::min<uint64_t>(PagesFor(most, space().page_size()), range.mapped() / 2);
   uint32_t before = 0;
-  auto tail = handles.end();
-  while (tail != handles.begin() && before < pages) before += ranges_.handle_pages(*--tail);
+  auto last = handles.end();
+  while (last != handles.begin() && before < pages) before += ranges_.handle_pages(*--last);
   uint32_t behind = 0;
-  auto head = handles.begin();
-  while (head != tail && behind < pages) behind += ranges_.handle_pages(*head++);
-  MappingPlan plan{.range = {}, .handles = {tail, handles.end()}};
-  plan.handles.insert(plan.handles.end(), handles.begin(), head);
+  auto first = handles.begin();
+  while (first != last && behind < pages) behind += ranges_.handle_pages(*first++);
+  if (behind == 0 || before * page() < tail || behind * page() < head) return;
+  MappingPlan plan{.range = {}, .handles = {last, handles.end()}};
+  plan.handles.insert(plan.handles.end(), handles.begin(), first);
   seams_.reserve(seams_.size() + 1);
-  const VirtualPage first = memory_.bytes().Map(plan);
-  seams_.push_back(ranges_.range_of(first));
-  seam_ = (Index(first) + before) * page();
+  const VirtualPage begin = memory_.bytes().Map(plan);
+  seams_.push_back(ranges_.range_of(begin));
+  seam_ = (Index(begin) + before) * page();
+  lacks_seam_ = false;
 }
 
 void Ring::Grow(FreeList& list, uint64_t pages) {

@@ -47,11 +47,12 @@ class Ring {
     seams_.clear();
     next_ = 0;
     seam_ = 0;
+    lacks_seam_ = false;
   }
 
   // Returns where a block goes. Where the ring is too small, the first of its kind (`is_first`)
   // makes room for itself, and another one for all that one capture places. A failed driver call
-  // throws; at most the ring has grown.
+  // throws with nothing changed.
   Placement Place(FreeList& list, Granules length, bool is_first);
 
  private:
@@ -64,8 +65,8 @@ class Ring {
   Span SpanAt(uint64_t place) const;
   void Claim(uint64_t begin, uint64_t end);
   uint64_t Fit(uint64_t from, uint64_t length) const;
-  bool FitsAcross(uint64_t tail, uint64_t head) const;
-  void MapSeam(uint64_t granules);
+  bool SeamHas(uint64_t tail, uint64_t head) const;
+  void MapSeam(uint64_t tail, uint64_t head);
   uint64_t MissingForCapture(uint64_t granules) const;
   void NotePlaced(uint64_t end, uint64_t granules);
   void Grow(FreeList& list, uint64_t pages);
@@ -88,6 +89,7 @@ class Ring {
   uint64_t seam_ = 0;         // the ring's begin in seams_.back(); 0: the ring has grown since
   uint64_t placed_ = 0;       // in this capture
   uint64_t most_placed_ = 0;  // in any
+  bool lacks_seam_ = false;   // that is of use: the ring has grown for all that a capture places
   bool has_reclaimed_ = true;
 };
 

@@ -122,6 +122,23 @@ TEST_F(RingTest, ABlockLiesAcrossTheEnd) {
   EXPECT_EQ(ranges_.mapping_count(), 5U + 4U) << "the seam shows two pages of both ends";
 }
 
+TEST_F(RingTest, TheSeamWaitsForPagesThatAreAway) {
+  Place(12, /*is_first=*/true);
+  EndCapture();
+  Place(12);
+  EndCapture();
+  Free(0);
+  ring_.Reclaim();
+  EXPECT_EQ(Place(1), 0U);
+  const PageId page = ranges_.page_at(ranges_.range(RangeId{0}).begin());
+  ASSERT_TRUE(ranges_.Evict(page, nullptr));
+  Place(1);
+  EXPECT_EQ(ranges_.range_count(), 1U);
+  ranges_.BringBack(page);
+  Place(1);
+  EXPECT_EQ(ranges_.range_count(), 2U);
+}
+
 TEST_F(RingTest, AFullRangeMakesWayForAnother) {
   Place(8);
   const uint32_t room = ranges_.range(RangeId{0}).room_back;
