@@ -11,7 +11,7 @@ namespace {
 constexpr int kLookedAt = 4096;
 
 // The part by which a ring grows that was too small before, so that it rarely does.
-constexpr uint64_t kPartMore = 32;
+constexpr uint64_t kPartMore = 64;
 
 }  // namespace
 
