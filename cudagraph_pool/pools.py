@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from . import _leases
@@ -470,13 +470,10 @@ def stats() -> dict[str, Any]:
         reasons = dict.fromkeys(("disabled", "mempool", "older_pool"), 0)
         captures = {"ours": 0, "base": 0, "base_reasons": reasons}
         return {"captures": captures, "pools": [], "execs": []}
-    import torch
-
     pools = []
-    for device in range(torch.cuda.device_count()):
-        for name in adapter.pool_ids(device):
-            with contextlib.suppress(RuntimeError):  # given back meanwhile
-                pools.append(pool_stats(adapter, device, name))
+    for key in _keys():
+        with contextlib.suppress(RuntimeError):  # given back meanwhile
+            pools.append(pool_stats(adapter, *key))
     captures = {**adapter.capture_counts(), "base_reasons": adapter.base_captures()}
     execs = [{"device": device, **cache.stats()} for device, cache in caches.items()]
     return {"captures": captures, "pools": pools, "execs": execs}
@@ -507,3 +504,78 @@ def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]
 def _owner(device: int, id: tuple[int, int]) -> GraphPool | None:
     owner = _pools.get((device, id))
     return owner if owner is not None and owner._open else None
+
+
+def sleep() -> int:
+    r"""Let all graph pools of this process sleep, and return how many bytes the GPUs got back.
+
+    As :meth:`GraphPool.sleep` with ``keep="live"``, for pools of every kind: those of a
+    :class:`torch.cuda.MemPool`, of ``torch.compile`` and of captures that named none, too.
+
+    Raises:
+        RuntimeError: A pool cannot sleep, as :meth:`GraphPool.sleep` says. All others do.
+    """
+    given = _of_each(
+        lambda key, pool: pool._sleep("live") if pool else _leases.sleep(key, "live", ())
+    )
+    for device, cache in dict(caches).items():
+        _leases.drop_execs(device, [cache])
+    return int(sum(given))
+
+
+def wake() -> None:
+    r"""Wake all graph pools of this process that sleep, as :meth:`GraphPool.wake`.
+
+    Raises:
+        torch.OutOfMemoryError: There is no memory for some. All others are awake.
+    """
+    _of_each(lambda key, pool: _leases.wake(key, pool._exec_caches() if pool else ()))
+    for device, cache in dict(caches).items():
+        _leases.make_execs(device, [cache])
+
+
+def lend_on_oom(enabled: bool = True) -> None:
+    r"""Let eager work that runs out of memory borrow from idle graph pools before it fails.
+
+    It borrows as within :meth:`GraphPool.lend`, from the pool of its GPU that can lend most, and
+    outside of captures alone. A replay of a graph whose memory is lent raises an error while the
+    borrowed tensor lives.
+
+    Arguments:
+        enabled (bool, optional): Whether to lend from now on. Default: ``True``.
+
+    Raises:
+        RuntimeError: The package is not enabled.
+        TypeError: ``enabled`` is neither ``True`` nor ``False``.
+    """
+    _require_booleans(enabled=enabled)
+    adapter = _require_enabled("cudagraph_pool.lend_on_oom")
+    if enabled:
+        _leases.guard_replays()
+    adapter.lend_on_oom(enabled)
+
+
+def _keys() -> Iterator[_leases.Key]:
+    """Of all pools of this process."""
+    adapter: Any = loaded_adapter()
+    if adapter is not None:
+        import torch
+
+        for device in range(torch.cuda.device_count()):
+            for pool in adapter.pool_ids(device):
+                yield device, pool
+
+
+def _of_each(act: Callable[[_leases.Key, GraphPool | None], Any]) -> list[Any]:
+    """Does it for each pool, and its object if there is one, then raises the first error."""
+    given, errors = [], []
+    for key in _keys():
+        if key[1] == (_LARGEST, _LARGEST):
+            continue  # of the pluggable allocator: it is eager memory
+        try:
+            given.append(act(key, _pools.get(key)))  # that may be closed
+        except RuntimeError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return given

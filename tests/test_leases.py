@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 import cudagraph_pool as cgp
-from cudagraph_pool import _guard, _leases, _shared_exec, leases, pools
+from cudagraph_pool import _guard, _leases, _shared_exec, pools
 
 POOL = 0, (0, 1)
 
@@ -89,10 +89,10 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     fake = Adapter()
     graph = type("Graph", (Graph,), dict(vars(Graph)))
     shared = type("Shared", (), {"replay": lambda self: None})
-    for module in (_leases, leases):
+    for module in (_leases, pools):
         if hasattr(module, "load_adapter"):
             monkeypatch.setattr(module, "load_adapter", lambda: fake)
-    monkeypatch.setattr(leases, "loaded_adapter", lambda: fake)
+    monkeypatch.setattr(pools, "loaded_adapter", lambda: fake)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
@@ -385,7 +385,7 @@ def test_a_lease_of_tensors(adapter: Adapter) -> None:
 
 
 def test_lending_on_oom_is_switched(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_require_enabled", lambda what: adapter)
+    monkeypatch.setattr(pools, "_require_enabled", lambda what: adapter)
     cgp.lend_on_oom(False)
     assert not _leases._is_guarded
     cgp.lend_on_oom()
