@@ -13,7 +13,7 @@ import torch
 
 from . import _leases, _shared_exec
 from .pools import GraphPool, _require_pool
-from .switch import _require_booleans, _require_enabled
+from .switch import _require_booleans, _require_enabled, _require_one_of, _require_type
 
 if TYPE_CHECKING:
     from . import _torch
@@ -74,17 +74,10 @@ class graph:  # noqa: N801
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
         _require_pool(pool)
-        for name, value, kind in (
-            ("cuda_graph", cuda_graph, torch.cuda.CUDAGraph),
-            ("stream", stream, torch.Stream),
-        ):
-            if not isinstance(value, kind) and (name, value) != ("stream", None):
-                raise TypeError(f"{name} is {value!r}, but must be a torch.cuda.{kind.__name__}")
+        _require_type(torch.cuda.CUDAGraph, "a torch.cuda.CUDAGraph", cuda_graph=cuda_graph)
+        _require_type(torch.Stream | None, "a torch.cuda.Stream", stream=stream)
         modes = ("global", "thread_local", "relaxed")
-        if capture_error_mode not in modes:
-            raise ValueError(
-                f"unknown capture error mode {capture_error_mode!r}; expected one of {modes}"
-            )
+        _require_one_of(modes, capture_error_mode=capture_error_mode)
         self._graph: Any = cuda_graph
         self._pool = pool
         self._stream: Any = stream

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 from . import _leases
 from ._adapter import loaded_adapter
 from ._shared_exec import _MAX_EXECS, caches
-from .switch import _require_booleans, _require_enabled
+from .switch import _require_booleans, _require_enabled, _require_type
 
 if TYPE_CHECKING:
     import torch
@@ -104,9 +104,8 @@ class GraphPool:
     ) -> None:
         self._open = False
         _require_booleans(shared_exec=shared_exec)
-        for name, value in (("max_execs", max_execs), ("exec_budget", exec_budget)):
-            if not isinstance(value, int) and (name, value) != ("max_execs", None):
-                raise TypeError(f"{name} is {value!r}, but must be an integer")
+        _require_type(int | None, "an integer", max_execs=max_execs)
+        _require_type(int, "an integer", exec_budget=exec_budget)
         if max_execs is not None and max_execs < 1:
             raise ValueError(f"max_execs is {max_execs}, but a graph needs an executable to run")
         if exec_budget < 0 or (exec_budget > 0 and max_execs is None):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -103,10 +103,19 @@ def enable(
     _log("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
 
 
-def _require_booleans(**options: object) -> None:
+def _require_type(kind: Any, what: str, **options: object) -> None:
     for name, value in options.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}, but must be True or False")
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {value!r}, but must be {what}")
+
+
+_require_booleans = functools.partial(_require_type, bool, "True or False")
+
+
+def _require_one_of(known: Sequence[str], **options: str) -> None:
+    for name, value in options.items():
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}, but must be one of {known}")
 
 
 def disable() -> None:

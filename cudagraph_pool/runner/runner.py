@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch.autograd import forward_ad
@@ -16,7 +16,7 @@ from .._leases import Keep
 from .._shared_exec import _EXEC_BUDGET
 from ..pools import GraphPool, _require_pool
 from ..sizes import Buckets, Size, cost, shown
-from ..switch import _require_booleans, _require_enabled
+from ..switch import _require_booleans, _require_enabled, _require_one_of, _require_type
 from .arguments import Call, Signature
 from .captures import Captures, Report, undisturbed
 from .padding import size_of
@@ -111,17 +111,12 @@ class GraphRunner:
         padding: float = 0.25,
         progress: bool = True,
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"function is {function!r}, but must be callable")
+        _require_type(Callable, "callable", function=function)
         _require_booleans(
             own_workspace=own_workspace, clone_outputs=clone_outputs, lazy=lazy, progress=progress
         )
-        for name, choice, known in (
-            ("order", order, ("largest_first", "smallest_first", "given")),
-            ("overflow", overflow, ("error", "eager")),
-        ):
-            if choice not in known:
-                raise ValueError(f"{name} is {choice!r}, but must be one of {known}")
+        _require_one_of(get_args(Order), order=order)
+        _require_one_of(("error", "eager"), overflow=overflow)
         buckets = Buckets(sizes, dim, padding)
         self._lazy = lazy or not buckets.listed
         limits = (("max_graphs", max_graphs, 1), ("max_bytes", max_bytes, 1))

@@ -14,10 +14,10 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from reprlib import repr as short
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 Order = Literal["recorded", "asc", "desc", "shuffled"]
-ORDERS: Final[tuple[Order, ...]] = ("recorded", "asc", "desc", "shuffled")
+ORDERS: Final = get_args(Order)
 
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
