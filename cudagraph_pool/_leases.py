@@ -29,7 +29,6 @@ _contents: dict[Key, list[tuple[int, torch.Tensor]]] = {}
 # By device, whether the driver gives memory back when executables go.
 _execs_pay: dict[int, bool] = {}
 _lock = threading.Lock()
-_is_guarded = False
 
 
 # --- Graphs and their captures ---
@@ -84,23 +83,24 @@ def guard_replays() -> None:
 
     torch's global hooks (2.14) cannot refuse a replay: it swallows their errors.
     """
-    global _is_guarded
+    _find_trees()
+    with _lock:
+        _replace_replays()
+
+
+@functools.cache
+def _replace_replays() -> None:
     import torch
 
     from . import _shared_exec
 
-    _find_trees()
-    with _lock:
-        if _is_guarded:
-            return
-        shared: Any = _shared_exec._SharesExec
-        shared.replay = _asking(shared.replay)  # before an executable is made
-        graph = torch.cuda.CUDAGraph
-        graph.replay = _asking(graph.replay)
-        watching: Any = sys.modules.get("cudagraph_pool._guard")
-        if watching is not None and watching._state.native is not None:
-            watching._state.native = _asking(watching._state.native)  # which it will put back
-        _is_guarded = True
+    # That of graphs that share, before an executable is made.
+    kinds: tuple[Any, ...] = _shared_exec._SharesExec, torch.cuda.CUDAGraph
+    for kind in kinds:
+        kind.replay = preceded(kind.replay, by=_begin_replay)
+    watching: Any = sys.modules.get("cudagraph_pool._guard")
+    if watching is not None and watching._state.native is not None:  # which it will put back
+        watching._state.native = preceded(watching._state.native, by=_begin_replay)
 
 
 def _find_trees() -> None:
@@ -113,23 +113,18 @@ def _find_trees() -> None:
 @functools.cache
 def _guard_trees(node: Any) -> None:
     """Before its replay a node of torch.compile's trees copies into inputs that no longer live."""
-    native = node.run
+    node.run = preceded(node.run, by=lambda replayed: _begin_replay(replayed.graph))
+
+
+def preceded(native: Callable[..., Any], by: Callable[[Any], None]) -> Callable[..., Any]:
+    """A method that calls ``by`` with the object first, which may refuse the call."""
 
     @functools.wraps(native)
-    def run(self: Any, new_inputs: list[Any]) -> Any:
-        _begin_replay(self.graph)
-        return native(self, new_inputs)
+    def method(self: Any, *args: Any) -> Any:
+        by(self)
+        return native(self, *args)
 
-    node.run = run
-
-
-def _asking(native: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(native)
-    def replay(self: Any) -> None:
-        _begin_replay(self)
-        native(self)
-
-    return replay
+    return method
 
 
 def _begin_replay(graph: Any) -> None:
