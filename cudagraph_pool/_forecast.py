@@ -6,13 +6,11 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from ._lazy import torch
 from .pools import GraphPool, _require_pool
 from .sizes import Size, cost, sizes_of
-
-if TYPE_CHECKING:
-    import torch
 
 # What the driver keeps for an executable, fitted to graphs of 6 to 2,400 nodes on an H100, driver
 # 580 (the table of docs/performance.md): 14, 28, 52, 72 and 104 MiB for all of a workload's.

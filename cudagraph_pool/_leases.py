@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ._adapter import load_adapter
+from ._lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from . import _torch
 
 Key = tuple[int, tuple[int, int]]  # device and id of a pool
@@ -50,10 +49,7 @@ def name_capture(adapter: Any, graph: Any, device: int, pool: tuple[int, int]) -
 @functools.cache
 def name_all_captures() -> None:
     """From torch 2.14 on, also of graphs that other code captures."""
-    import torch
-    from torch.cuda import graphs
-
-    register = getattr(graphs, "register_graph_capture_end_hook", None)
+    register = getattr(torch.cuda.graphs, "register_graph_capture_end_hook", None)
     if register is not None:
         name = functools.partial(name_capture, load_adapter())
         register(lambda graph: name(graph, torch.cuda.current_device(), tuple(graph.pool())))
@@ -62,8 +58,6 @@ def name_all_captures() -> None:
 @functools.cache
 def _watch_resets() -> None:
     """A graph that is reset is gone, though its object may capture another one."""
-    import torch
-
     native = torch.cuda.CUDAGraph.reset
 
     @functools.wraps(native)
@@ -90,8 +84,6 @@ def guard_replays() -> None:
 
 @functools.cache
 def _replace_replays() -> None:
-    import torch
-
     from . import _shared_exec
 
     # That of graphs that share, before an executable is made.
@@ -146,8 +138,6 @@ def _begin_replay(graph: Any) -> None:
 
 def _borrowers(adapter: Any, device: int | None, pool: tuple[int, int]) -> Iterator[str]:
     """What borrows from the pool and, if torch has noted it, where that was made."""
-    import torch
-
     borrowed = adapter.borrowed(torch.cuda.current_device() if device is None else device, pool)
     made: dict[int, Any] = {}
     if borrowed and torch._C._cuda_isHistoryEnabled():
@@ -192,8 +182,6 @@ def sleep(key: Key, keep: Keep, caches: Iterable[_torch.ExecCache]) -> int:
 
 def wake(key: Key, caches: Iterable[_torch.ExecCache]) -> None:
     """See :meth:`GraphPool.wake`. ``caches`` have the executables of its graphs."""
-    import torch
-
     adapter = load_adapter()
     began = time.perf_counter()
     contents = _contents.get(key)
@@ -241,8 +229,6 @@ def _present(adapter: Any, key: Key) -> list[dict[str, Any]]:
 
 def _copies(adapter: Any, key: Key) -> list[tuple[int, torch.Tensor]]:
     """The live blocks in pinned memory."""
-    import torch
-
     blocks = _present(adapter, key)
     sizes = [block["bytes"] for block in blocks]
     # One allocation for all, since torch rounds each up to a power of two.
@@ -255,8 +241,6 @@ def _copies(adapter: Any, key: Key) -> list[tuple[int, torch.Tensor]]:
 
 
 def _block(device: int, address: int, size: int) -> torch.Tensor:
-    import torch
-
     at = torch.device("cuda", device)
     storage = torch._C._construct_storage_from_data_pointer(address, at, size)
     return torch.empty(0, dtype=torch.uint8, device=at).set_(storage, 0, (size,), (1,))
@@ -266,8 +250,6 @@ def drop_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
     """Lets shared executables go, if that gives memory back: the driver may keep it for the next
     ones, which is found out the first time. pre: the device is idle.
     """
-    import torch
-
     filled = [cache for cache in caches if cache.stats()["execs"]]
     if not filled or not _execs_pay.get(device, True):
         return

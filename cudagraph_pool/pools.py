@@ -9,15 +9,15 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _leases
 from ._adapter import loaded_adapter
+from ._lazy import torch
 from ._shared_exec import _MAX_EXECS, caches
 from .switch import _require_booleans, _require_enabled, _require_type
 
 if TYPE_CHECKING:
-    import torch
     from torch.cuda import _POOL_HANDLE
 
     from . import _torch
@@ -114,11 +114,8 @@ class GraphPool:
                 "number of bytes for executables beyond a number of them"
             )
         self._adapter = _require_enabled("GraphPool")
-        import torch
-
         self._device = _cuda_device(device)
-        first, second = torch.cuda.graph_pool_handle()
-        self._id = cast("_POOL_HANDLE", (int(first), int(second)))
+        self._id: _POOL_HANDLE = torch.cuda.graph_pool_handle()
         self._shared_exec = shared_exec
         self._max_execs = max_execs
         self._exec_budget = exec_budget
@@ -136,8 +133,6 @@ class GraphPool:
     @functools.cached_property
     def _own_stream(self) -> torch.cuda.Stream:
         """A stream for this pool's captures alone, as long as the pool or a graph has it."""
-        import torch
-
         idle = _idle_streams.setdefault(self._device.index, [])
         try:
             stream = idle.pop()
@@ -401,8 +396,6 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
         ValueError: The pool is not on the current device.
     """
     adapter = _require_enabled("cudagraph_pool.use_pool")
-    import torch
-
     _require_pool(pool)
     device, pool_id = pool.device.index, pool.id
     if device != torch.cuda.current_device():
@@ -428,8 +421,6 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
 
 def _cuda_device(device: torch.device | str | int | None) -> torch.device:
     """The CUDA device meant, with an index."""
-    import torch
-
     if isinstance(device, int):
         index = device
     else:
@@ -558,8 +549,6 @@ def _keys() -> Iterator[_leases.Key]:
     """Of all pools of this process."""
     adapter: Any = loaded_adapter()
     if adapter is not None:
-        import torch
-
         for device in range(torch.cuda.device_count()):
             for pool in adapter.pool_ids(device):
                 yield device, pool

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._adapter import load_adapter, loaded_adapter
+from ._lazy import torch
 from ._leases import name_all_captures
 from ._shared_exec import let_all_share
 
@@ -80,8 +81,6 @@ def enable(
     options = dict(locals())
     _require_booleans(**options)
     adapter = load_adapter()
-    import torch
-
     if not torch.cuda.is_available():
         raise RuntimeError(
             "cudagraph_pool.enable() needs a CUDA GPU and torch sees none "
@@ -217,10 +216,8 @@ def allocator() -> _CUDAAllocator:
         ImportError: There is no adapter for the installed torch.
     """
     adapter = load_adapter()
-    from torch.cuda.memory import _CUDAAllocator
-
     _let_nccl_register_nothing()
-    return _CUDAAllocator(adapter.allocator())
+    return torch.cuda.memory._CUDAAllocator(adapter.allocator())
 
 
 def pluggable_allocator() -> CUDAPluggableAllocator:
@@ -236,10 +233,9 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     path = library_path()
     import ctypes  # which takes as long as the rest of the package
 
-    from torch.cuda.memory import CUDAPluggableAllocator
-
     library = ctypes.CDLL(path)
-    made = CUDAPluggableAllocator(path, "cudagraph_pool_malloc", "cudagraph_pool_free")
+    functions = "cudagraph_pool_malloc", "cudagraph_pool_free"
+    made: CUDAPluggableAllocator = torch.cuda.memory.CUDAPluggableAllocator(path, *functions)
     inner: Any = made.allocator()
     for name, set_hook in {
         "reset": inner.set_reset_fn,

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from .. import __version__
 from .._adapter import load_adapter
+from .._lazy import torch
 from .._table import format_table, mib
 from ..pools import stats
 from .costs import PoolCost, of_pool
@@ -114,8 +115,6 @@ def draw_pool(pool: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
 def _histories() -> list[list[Operation]]:
     """Of each device what was done since the history was switched on; none if it is off."""
-    import torch
-
     if not torch._C._cuda_isHistoryEnabled():
         return []
     traces = torch.cuda.memory._snapshot()["device_traces"]

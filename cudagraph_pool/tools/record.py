@@ -18,6 +18,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from .._lazy import torch
 from ..switch import is_enabled
 from .memory_map import operation_of
 from .trace import Event, most_live_bytes
@@ -84,7 +85,7 @@ class Recorder:
         traces = traces_of(history, self._captures)
         if not traces:
             return
-        about = {"torch": sys.modules["torch"].__version__, "gpu": self._cuda.get_device_name()}
+        about = {"torch": torch.__version__, "gpu": self._cuda.get_device_name()}
         stem = Path(sys.argv[0]).stem or "python"
         for number, trace in enumerate(traces, 1):
             name = f"{stem}-{os.getpid()}-{number}"
@@ -100,8 +101,6 @@ class Recorder:
 
 def start(folder: str) -> None:
     """Records this process from its first use of CUDA on."""
-    import torch
-
     # Not atexit: multiprocessing's forked processes end without it.
     Finalize(None, Recorder(folder, torch.cuda).write, exitpriority=0)
 
