@@ -10,6 +10,10 @@ from typing import Any, Final
 
 from .._table import format_table, mib
 from ..tools import replay as core
+from ..tools.costs import of_trace
+from ..tools.plot import FORMATS, draw, require_matplotlib
+from ..tools.pool_report import PoolReport
+from ..tools.snapshot import read_traces
 from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
 from .errors import FAILED, CommandError
 
@@ -101,10 +105,6 @@ def report(options: argparse.Namespace) -> int:
     captures.
     """
     _check(options, "--html", options.html)
-    from ..tools.costs import of_trace
-    from ..tools.pool_report import PoolReport
-    from ..tools.snapshot import read_traces
-
     maps = options.html is not None
     with _failing(options.html):
         traces = [trace for path in options.traces for trace in read_traces(path)]
@@ -120,9 +120,6 @@ def plot(options: argparse.Namespace) -> int:
     """Replays recorded captures and draws which graph had which bytes, and when, and what the pool
     and PyTorch's own allocator held after each graph.
     """
-    from ..tools.costs import of_trace
-    from ..tools.plot import FORMATS, draw, require_matplotlib
-
     (path,) = options.traces
     output = options.output
     if output is None:
