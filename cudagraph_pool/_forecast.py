@@ -65,7 +65,6 @@ def forecast(
     Raises:
         RuntimeError: Nothing was captured into the pool, it was released, or the graph is no
             template.
-        TypeError: ``pool`` is not a :class:`GraphPool`, or ``graph`` no graph.
         ValueError: ``sizes`` is empty, or not all of it are sizes of as many dimensions, or the
             graph is of another pool.
     """

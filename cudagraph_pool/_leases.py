@@ -196,7 +196,8 @@ def wake(key: Key, caches: Iterable[_torch.ExecCache]) -> None:
         adapter.note_filled(*key)  # replays have been refused so far
         del _contents[key]
     awake = time.perf_counter()
-    make_execs(key[0], caches)
+    for cache in caches:
+        cache.make_dropped(key[0])  # as far as there is memory: a replay makes the rest
     if brought:
         _last[key] = {
             **last(key),
@@ -257,12 +258,6 @@ def drop_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
     for cache in filled:
         cache.drop_idle()
     _execs_pay.setdefault(device, torch.cuda.mem_get_info(device)[0] > free)
-
-
-def make_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
-    """Makes those again that went, as far as there is memory: a replay makes the rest."""
-    for cache in caches:
-        cache.make_dropped(device)
 
 
 @contextmanager

@@ -55,7 +55,6 @@ class graph:  # noqa: N801
     Raises:
         RuntimeError: The package is not enabled, the pool was released, or the current stream is
             capturing.
-        TypeError: An argument is of another type.
         ValueError: The pool, the current device and the stream are not of one device, the capture
             error mode is unknown, or a stream is given with ``own_workspace``.
     """

@@ -89,7 +89,6 @@ class GraphPool:
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
-        TypeError: ``shared_exec`` is no boolean, ``max_execs`` or ``exec_budget`` no integer.
         ValueError: ``device`` is no CUDA device of this machine, ``max_execs`` is less than 1,
             ``exec_budget`` is negative, or has no ``max_execs`` to exceed.
     """
@@ -392,7 +391,6 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
     Raises:
         RuntimeError: The package is not enabled, the pool was released, a capture or another
             ``use_pool`` block fills it, or the current stream is capturing.
-        TypeError: ``pool`` is not a :class:`GraphPool`.
         ValueError: The pool is not on the current device.
     """
     adapter = _require_enabled("cudagraph_pool.use_pool")
@@ -421,13 +419,7 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
 
 def _cuda_device(device: torch.device | str | int | None) -> torch.device:
     """The CUDA device meant, with an index."""
-    if isinstance(device, int):
-        index = device
-    else:
-        found = torch.device("cuda" if device is None else device)
-        if found.type != "cuda":
-            raise ValueError(f"a GraphPool needs a CUDA device, not {str(found)!r}")
-        index = torch.cuda.current_device() if found.index is None else found.index
+    index = torch.cuda._utils._get_device_index(device, optional=True)
     count = torch.cuda.device_count()
     if not 0 <= index < count:
         raise ValueError(f"there is no device cuda:{index}; torch sees {count} CUDA device(s)")
@@ -521,7 +513,7 @@ def wake() -> None:
     """
     _of_each(lambda key, pool: _leases.wake(key, pool._exec_caches() if pool else ()))
     for device, cache in dict(caches).items():
-        _leases.make_execs(device, [cache])
+        cache.make_dropped(device)
 
 
 def lend_on_oom(enabled: bool = True) -> None:
@@ -536,7 +528,6 @@ def lend_on_oom(enabled: bool = True) -> None:
 
     Raises:
         RuntimeError: The package is not enabled.
-        TypeError: ``enabled`` is neither ``True`` nor ``False``.
     """
     _require_booleans(enabled=enabled)
     adapter = _require_enabled("cudagraph_pool.lend_on_oom")

@@ -76,7 +76,6 @@ def enable(
         ImportError: There is no adapter for the installed torch.
         RuntimeError: There is no GPU, its driver lacks virtual memory management, a capture is
             under way, or another allocator was installed after this one.
-        TypeError: An option is neither ``True`` nor ``False``.
     """
     options = dict(locals())
     _require_booleans(**options)

@@ -143,8 +143,6 @@ class GraphRunner:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         r"""Return what the function returns for these arguments.
 
-        The tensors are overwritten by the next call, unless ``clone_outputs``.
-
         Raises:
             RuntimeError: It comes from the function itself, or within forward-mode derivatives.
             ValueError: A tensor is not as captured, or the call is larger than all sizes.
