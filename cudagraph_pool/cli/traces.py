@@ -11,7 +11,7 @@ from typing import Any, Final
 from .._table import format_table, mib
 from ..tools import replay as core
 from ..tools.costs import of_trace
-from ..tools.plot import FORMATS, draw, require_matplotlib
+from ..tools.plot import FORMATS, draw
 from ..tools.pool_report import PoolReport
 from ..tools.snapshot import read_traces
 from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
@@ -129,7 +129,6 @@ def plot(options: argparse.Namespace) -> int:
     if Path(output).suffix.lower() not in FORMATS:
         raise CommandError(f"-o {output!r} must end in one of {', '.join(FORMATS)}")
     with _failing(output, path):
-        require_matplotlib()
         draw(of_trace(read_trace(path), options.order, options.seed or 0, maps=True), output)
     print(f"wrote {output}", file=sys.stderr)
     return 0

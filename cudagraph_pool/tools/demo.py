@@ -1,8 +1,4 @@
-"""``cudagraph-pool demo``: what N graphs cost on PyTorch's own allocator, and what on the pool.
-
-With a GPU it captures a gated MLP, and ResNet-50 where there is torchvision. Without one it replays
-captures of both that were recorded on one.
-"""
+"""``cudagraph-pool demo``: what N graphs cost on PyTorch's own allocator, and what on the pool."""
 
 from __future__ import annotations
 
