@@ -1,7 +1,6 @@
 """A graph-aware memory pool for PyTorch CUDA graphs.
 
-N graphs cost what the largest one needs, in any capture order, on any streams, and nobody changes
-their model::
+N graphs cost what the largest one needs, in any capture order, on any streams; no model changes::
 
     import cudagraph_pool as cgp
 

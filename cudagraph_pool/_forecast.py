@@ -59,14 +59,11 @@ def forecast(
             their order; as a :class:`GraphRunner` takes them.
         graph (torch.cuda.CUDAGraph, optional): What was captured, for its nodes: a template
             (``shared_exec``, or ``keep_graph=True``). Executables take about 2.7 KiB a node and 64
-            KiB each; with ``shared_exec`` there are as many as the pool allows. Default: without
-            them.
+            KiB each; with ``shared_exec`` there are as many as the pool allows. Default: none.
 
     Raises:
-        RuntimeError: Nothing was captured into the pool, it was released, or the graph is no
-            template.
-        ValueError: ``sizes`` is empty, or not all of it are sizes of as many dimensions, or the
-            graph is of another pool.
+        RuntimeError: The pool has no capture, or was released, or the graph is no template.
+        ValueError: ``sizes`` is empty, or no list of sizes, or the graph is of another pool.
     """
     _require_pool(pool)
     stats = pool.stats()

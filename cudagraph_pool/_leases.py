@@ -34,9 +34,7 @@ _lock = threading.Lock()
 
 
 def name_capture(adapter: Any, graph: Any, device: int, pool: tuple[int, int]) -> None:
-    """``graph`` is what this thread has just captured into that pool: what it needs is known from
-    now on, and that it is gone.
-    """
+    """Tells the adapter that ``graph`` is this thread's last capture, and when that is gone."""
     capture, place = adapter.name_capture(device, pool)
     if capture == 0:
         return  # it has a name, or is none of ours

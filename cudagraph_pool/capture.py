@@ -53,8 +53,7 @@ class graph:  # noqa: N801
             1 for cuBLASLt. They are kept for later such pools. Default: ``False``.
 
     Raises:
-        RuntimeError: The package is not enabled, the pool was released, or the current stream is
-            capturing.
+        RuntimeError: The package is not enabled, the pool was released, or the stream captures.
         ValueError: The pool, the current device and the stream are not of one device, the capture
             error mode is unknown, or a stream is given with ``own_workspace``.
     """
@@ -134,8 +133,7 @@ class graph:  # noqa: N801
             self._graph._keeps = self._stream, held, self._hold_workspaces()
             _leases.name_capture(self._adapter, self._graph, *self._pool._key)
         except BaseException:
-            # From torch 2.14 on a graph that failed releases its pool late, and never if it is
-            # captured again first.
+            # From torch 2.14 on a graph that failed releases its pool late; captured again, never.
             with contextlib.suppress(RuntimeError):
                 self._graph.reset()
             self._clean_up(before)

@@ -171,9 +171,8 @@ class GraphPool:
           ``last_wake_seconds``, ``last_wake_exec_seconds``: how long the last wake took for pages,
           and for executables.
         - ``lendable_bytes``: what it could lend now; ``lent_bytes``: what live tensors borrow.
-        - ``unnamed_captures``: captures whose graphs are not known, so that :meth:`trim` leaves
-          their pages: before torch 2.14 all but those of :class:`cudagraph_pool.graph` and
-          :class:`GraphRunner`.
+        - ``unnamed_captures``: captures of unknown graphs, whose pages :meth:`trim` leaves: before
+          torch 2.14 all but those of :class:`cudagraph_pool.graph` and :class:`GraphRunner`.
         """
         self._require_open()
         none = {"execs": 0, "exec_instantiations": 0, "exec_updates": 0, "exec_alone": {}}
@@ -185,8 +184,7 @@ class GraphPool:
 
         A dictionary with ``stats`` (as :meth:`stats`), ``blocks`` (``address``, ``bytes``,
         ``requested_bytes``, ``stream``, and ``pieces``: page, offset and length of each piece of
-        physical memory), ``ranges`` (``address`` and ``pages``) and ``gone``, the pages of these
-        that are away or lent.
+        physical memory), ``ranges`` (``address``, ``pages``) and ``gone``: pages away or lent.
         """
         self._require_open()
         return dict(self._adapter.snapshot(*self._key))
@@ -195,9 +193,8 @@ class GraphPool:
         r"""Draw the pool's memory over all its graphs: where every block lay, and when.
 
         Time is counted in allocations and frees. Each graph has a colour, and blocks stitched of
-        several pieces are hatched. Needs ``pip install 'cudagraph-pool[plot]'``. Call
-        :func:`torch.cuda.memory._record_memory_history` before the captures (``context=None`` is
-        enough).
+        several pieces are hatched. Needs ``pip install 'cudagraph-pool[plot]'``, and
+        ``torch.cuda.memory._record_memory_history(context=None)`` before the captures.
 
         Arguments:
             path (str or os.PathLike): The file to write: png, svg or pdf, by its ending.
@@ -221,17 +218,16 @@ class GraphPool:
         gives memory back. If the pool sleeps already, what became free since goes too.
 
         Arguments:
-            keep (str, optional): What becomes of pages in which live tensors lie. ``"live"``: they
-                stay. ``"offload"``: live tensors are copied to pinned memory of the host, and
+            keep (str, optional): What becomes of pages with live tensors. ``"live"`` (default):
+                they stay. ``"offload"``: live tensors are copied to pinned memory of the host, and
                 :meth:`wake` copies them back. ``"nothing"``: what they hold is lost. With these two
                 nobody may use the tensors, only :meth:`wake` wakes the pool, and a graph of another
                 pool is refused too if it was captured since this pool was first used.
-                Default: ``"live"``.
 
         Raises:
             RuntimeError: A capture is under way, something allocates in the pool, its pages are
-                exportable or may be registered by a library (NCCL), or, unless ``keep="live"``, a
-                workspace of cuBLAS lies in it.
+                exportable or may be registered (NCCL), or, unless ``keep="live"``, a workspace of
+                cuBLAS lies in it.
         """
         self._require_open()
         return self._sleep(keep)
@@ -280,8 +276,7 @@ class GraphPool:
         which. After that is freed the replay waits for the work on it, on the device.
 
         Raises:
-            RuntimeError: The pool sleeps, something allocates in it, a capture is under way, or it
-                cannot sleep, as :meth:`sleep` says.
+            RuntimeError: The pool sleeps already, or it cannot sleep, as :meth:`sleep` says.
         """
         self._require_open()
         return _leases.lend(self._key, self._order.lock)
@@ -293,7 +288,7 @@ class GraphPool:
         anything lived during its capture; ``unnamed_captures`` of :meth:`stats` keep theirs.
 
         Raises:
-            RuntimeError: A capture is under way, or it cannot sleep, as :meth:`sleep` says.
+            RuntimeError: It cannot sleep, as :meth:`sleep` says.
         """
         self._require_open()
         return int(self._adapter.trim(*self._key)[0])
@@ -301,8 +296,7 @@ class GraphPool:
     def lease(self, tensors: Sequence[torch.Tensor]) -> Lease:
         r"""Return a :class:`Lease` of tensors of the pool: their memory can go, and come back.
 
-        It comes back to the same addresses. For activations that wait between a captured forward
-        and backward pass::
+        It comes back to the same addresses. For activations between captured passes::
 
             with pool.lease(activations) as lease:
                 copies = [x.to("cpu", copy=True) for x in activations]
@@ -314,8 +308,7 @@ class GraphPool:
             tensors (sequence of Tensor): Live tensors of this pool, or views of them.
 
         Raises:
-            RuntimeError: A tensor does not lie in the pool, or it cannot sleep, as :meth:`sleep`
-                says.
+            RuntimeError: A tensor is not of the pool, or it cannot sleep, as :meth:`sleep` says.
         """
         self._require_open()
         return _leases.Lease(self._key, tensors)
@@ -380,9 +373,8 @@ _pools: weakref.WeakValueDictionary[_leases.Key, GraphPool] = weakref.WeakValueD
 def use_pool(pool: GraphPool) -> Iterator[None]:
     r"""Context manager in which this thread's eager allocations go to ``pool``.
 
-    The pool grows page by page, as expandable segments do, for one block of code. Tensors may
-    outlive the block and be used on any stream (:meth:`torch.Tensor.record_stream` as ever). Blocks
-    of different pools nest.
+    The pool grows page by page, as expandable segments do. Tensors may outlive the block and be
+    used on any stream (:meth:`torch.Tensor.record_stream` as ever). Blocks of different pools nest.
 
     Arguments:
         pool (GraphPool): The pool to allocate in. Graphs may be captured into it before and after:
@@ -520,8 +512,7 @@ def lend_on_oom(enabled: bool = True) -> None:
     r"""Let eager work that runs out of memory borrow from idle graph pools before it fails.
 
     It borrows as within :meth:`GraphPool.lend`, from the pool of its GPU that can lend most, and
-    outside of captures alone. A replay of a graph whose memory is lent raises an error while the
-    borrowed tensor lives.
+    outside of captures alone. A replay that needs what a borrowed tensor has raises an error.
 
     Arguments:
         enabled (bool, optional): Whether to lend from now on. Default: ``True``.

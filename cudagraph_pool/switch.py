@@ -66,11 +66,9 @@ def enable(
             has whole pages. Default: ``True``.
         shared_exec (bool, optional): Let all graphs share executables, as those of
             :class:`cudagraph_pool.graph` may: four on each device, and more while all together take
-            256 MiB at most. A graph made with ``keep_graph=True`` keeps its own.
-            Default: ``False``.
+            256 MiB at most. Graphs of ``keep_graph=True`` keep their own. Default: ``False``.
         exportable (bool, optional): Let other processes be given the memory that pools take from
-            now on (``cuMemExportToShareableHandle``, as file descriptors), as SGLang's all-reduce
-            needs. Default: ``False``.
+            now on, as file descriptors, which SGLang's all-reduce needs. Default: ``False``.
 
     Raises:
         ImportError: There is no adapter for the installed torch.

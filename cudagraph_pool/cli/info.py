@@ -29,9 +29,7 @@ _VMM_SUPPORTED: Final = 102
 
 
 def info(options: argparse.Namespace) -> int:
-    """Says what is installed, what this machine can do, and whether the pool is enabled. No CUDA
-    context is made.
-    """
+    """Says what is installed, what this machine can do, what is enabled. Makes no CUDA context."""
     pairs = lines()
     width = max(len(label) for label, _ in pairs) + 2
     wrapper = textwrap.TextWrapper(shutil.get_terminal_size().columns, break_long_words=False)

@@ -58,9 +58,7 @@ def _failing(output: str | None, path: str = "") -> Iterator[None]:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replays recorded captures through the real core, on the host: no GPU is used. cudagraph-pool
-    record writes them.
-    """
+    """Replays what cudagraph-pool record writes through the real core, on the host: without GPU."""
     output = options.placements
     _check(options, "--placements", output)
     if output is not None and len(options.traces) > 1:
@@ -101,8 +99,7 @@ _COLUMNS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 def report(options: argparse.Namespace) -> int:
     """Replays recorded captures and says what they cost and what the pool saves: as a table, JSON,
     a page. Takes what cudagraph-pool record writes, and what torch.cuda.memory._dump_snapshot() has
-    written of a program that recorded its memory history (_record_memory_history()) from before its
-    captures.
+    written of a program that called _record_memory_history() before its captures.
     """
     _check(options, "--html", options.html)
     maps = options.html is not None

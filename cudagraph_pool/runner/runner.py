@@ -60,8 +60,7 @@ class GraphRunner:
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function.
         sizes (sequence or str): The sizes to capture: integers, or tuples for several dimensions
-            (:mod:`cudagraph_pool.sizes`). ``"auto"``: those that the calls need, none padded by
-            more than ``padding`` of its own.
+            (:mod:`cudagraph_pool.sizes`). ``"auto"``: what calls need, with at most ``padding``.
         dim (int, tuple or dict): Which dimension of the tensor arguments is as large as the size.
             For several dimensions a tuple with an entry for each: ``None`` for one that a tensor
             has not, a tuple for one that it has several times. A dictionary says it by name;

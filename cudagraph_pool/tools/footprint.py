@@ -50,8 +50,7 @@ class Footprint:
     reserved: int  # the peak of what PyTorch held
     graph_pool: int  # of reserved, what pools of graphs hold in the end
     # What the process has more in the end than with an empty context, beyond what PyTorch holds:
-    # kernels, and what the driver keeps for graphs. Of all processes, where the driver does not say
-    # what each has.
+    # kernels, and what the driver keeps for graphs. Of all processes, if it does not say of each.
     driver: int
 
     @property

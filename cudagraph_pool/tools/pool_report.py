@@ -35,8 +35,7 @@ class PoolReport:
 
     Attributes:
         pools (list): Of each pool what it and its graphs take.
-        process (dict): ``captures`` and ``execs``, as :func:`stats` has them; of recorded captures
-            nothing.
+        process (dict): ``captures`` and ``execs`` of :func:`stats`; empty of recorded captures.
     """
 
     def __init__(self, pools: Sequence[PoolCost], process: Mapping[str, Any] | None = None) -> None:
@@ -56,8 +55,7 @@ class PoolReport:
 
     def as_json(self) -> dict[str, Any]:
         r"""Return what ``cudagraph-pool report --json`` prints, as docs/api.md lists it; of a
-        running program also ``captures`` and ``execs``, which with a pool's ``kind`` are those of
-        :func:`stats`.
+        running program also ``captures`` and ``execs``. These and ``kind`` are as in :func:`stats`.
         """
         return {"pools": [pool.as_json() for pool in self.pools], **self.process}
 

@@ -2,8 +2,7 @@
 
 As with ``run`` every process of the program is served through the environment, on PyTorch's own
 allocator. What it allocates is in torch's memory history; which of it is a capture's is known by
-marks in there: snapshots, taken when a capture begins and when it has ended. The latter also says
-where the pool's memory lies.
+marks in there: snapshots at a capture's begin and at its end, which also has the pool's segments.
 """
 
 import functools
