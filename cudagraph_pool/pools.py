@@ -400,13 +400,10 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
         )
     adapter.end_failed_capture(device, pool_id)  # what began there before is over
     torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool_id)
-    try:
+    with contextlib.ExitStack() as ends:
+        ends.callback(torch._C._cuda_releasePool, device, pool_id)
+        ends.callback(torch._C._cuda_endAllocateToPool, device, pool_id)  # the first of the two
         yield
-    finally:
-        try:
-            torch._C._cuda_endAllocateToPool(device, pool_id)
-        finally:
-            torch._C._cuda_releasePool(device, pool_id)
 
 
 def _cuda_device(device: torch.device | str | int | None) -> torch.device:

@@ -58,7 +58,7 @@ def _failing(output: str | None, path: str = "") -> Iterator[None]:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replays what cudagraph-pool record writes through the real core, on the host: without GPU."""
+    """Replays what cudagraph-pool record writes through the core, on the host, without a GPU."""
     output = options.placements
     _check(options, "--placements", output)
     if output is not None and len(options.traces) > 1:
