@@ -104,9 +104,8 @@ class _SharesExec:
     # Adds nothing to the layout of an object: else its class could not be changed.
     __slots__ = ()
 
-    if TYPE_CHECKING:
-        _shared_graph: _torch.SharedGraph
-        _kept_template: bool
+    _shared_graph: _torch.SharedGraph
+    _kept_template: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A graph that is made by the class of one that shares does not share, yet."""

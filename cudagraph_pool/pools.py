@@ -93,6 +93,8 @@ class GraphPool:
             ``exec_budget`` is negative, or has no ``max_execs`` to exceed.
     """
 
+    _open = False  # until it is made, which may fail
+
     def __init__(
         self,
         device: torch.device | str | int | None = None,
@@ -101,7 +103,6 @@ class GraphPool:
         max_execs: int | None = _MAX_EXECS,
         exec_budget: int = 0,
     ) -> None:
-        self._open = False
         _require_booleans(shared_exec=shared_exec)
         _require_type(int | None, "an integer", max_execs=max_execs)
         _require_type(int, "an integer", exec_budget=exec_budget)
@@ -321,8 +322,7 @@ class GraphPool:
             self._log_release()
 
     def __del__(self) -> None:
-        if getattr(self, "_open", False):
-            self.close()
+        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GraphPool cannot be copied or pickled: graphs have its addresses")

@@ -90,9 +90,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     fake = Adapter()
     graph = type("Graph", (Graph,), dict(vars(Graph)))
     shared = type("Shared", (), {"replay": lambda self: None})
-    for module in (_leases, pools):
-        if hasattr(module, "load_adapter"):
-            monkeypatch.setattr(module, "load_adapter", lambda: fake)
+    monkeypatch.setattr(_leases, "load_adapter", lambda: fake)
     monkeypatch.setattr(pools, "loaded_adapter", lambda: fake)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
