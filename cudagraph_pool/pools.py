@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from . import _leases
 from ._adapter import loaded_adapter
 from ._lazy import torch
+from ._leases import Keep, Key, Lease
 from ._shared_exec import _MAX_EXECS, caches
 from .switch import _require_booleans, _require_enabled, _require_type
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
     from . import _torch
-    from ._leases import Keep, Lease
 
 _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 
@@ -312,7 +312,7 @@ class GraphPool:
             RuntimeError: A tensor is not of the pool, or it cannot sleep, as :meth:`sleep` says.
         """
         self._require_open()
-        return _leases.Lease(self._key, tensors)
+        return Lease(self._key, tensors)
 
     def close(self) -> None:
         r"""Release the pool. Graphs captured into it go on working."""
@@ -335,7 +335,7 @@ class GraphPool:
         return f"GraphPool(id={self._id}, device={str(self._device)!r}, {held})"
 
     @property
-    def _key(self) -> _leases.Key:
+    def _key(self) -> Key:
         return self._device.index, self._id
 
     def _exec_cache(self) -> _torch.ExecCache:
@@ -366,7 +366,7 @@ def _require_pool(pool: object) -> None:
 # libraries have made workspaces for it, and torch's own 32 streams are handed out again and again.
 _idle_streams: dict[int, list[int]] = {}
 
-_pools: weakref.WeakValueDictionary[_leases.Key, GraphPool] = weakref.WeakValueDictionary()
+_pools: weakref.WeakValueDictionary[Key, GraphPool] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
@@ -524,7 +524,7 @@ def lend_on_oom(enabled: bool = True) -> None:
     adapter.lend_on_oom(enabled)
 
 
-def _keys() -> Iterator[_leases.Key]:
+def _keys() -> Iterator[Key]:
     """Of all pools of this process."""
     adapter: Any = loaded_adapter()
     if adapter is not None:
@@ -533,7 +533,7 @@ def _keys() -> Iterator[_leases.Key]:
                 yield device, pool
 
 
-def _of_each(act: Callable[[_leases.Key, GraphPool | None], Any]) -> list[Any]:
+def _of_each(act: Callable[[Key, GraphPool | None], Any]) -> list[Any]:
     """Does it for each pool, and its object if there is one, then raises the first error."""
     given, errors = [], []
     for key in _keys():
