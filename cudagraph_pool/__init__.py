@@ -1,7 +1,6 @@
 """A graph-aware memory pool for PyTorch CUDA graphs.
 
-N graphs cost what the largest one needs, in any capture order, on any streams, and nobody changes
-their model::
+N graphs cost what the largest one needs, in any capture order, on any streams; no model changes::
 
     import cudagraph_pool as cgp
 
@@ -20,12 +19,12 @@ from typing import Any
 _HOMES = {
     "__version__": "_core",
     **dict.fromkeys(("Forecast", "forecast"), "_forecast"),
-    **dict.fromkeys(("GraphPool", "stats", "use_pool"), "pools"),
+    **dict.fromkeys(("GraphPool", "lend_on_oom", "sleep", "stats", "use_pool", "wake"), "pools"),
     **dict.fromkeys(("PoolReport", "report"), "tools.pool_report"),
     **dict.fromkeys(("allocator", "disable", "enable", "enabled", "is_enabled"), "switch"),
     **dict.fromkeys(("library_path", "pluggable_allocator"), "switch"),
-    **dict.fromkeys(("Lease", "lend_on_oom", "sleep", "wake"), "leases"),
     "GraphRunner": "runner",
+    "Lease": "_leases",
     "graph": "capture",
     "guard": "_guard",
 }

@@ -1,7 +1,5 @@
 """Tensors on memory that somebody else owns."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

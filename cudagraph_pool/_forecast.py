@@ -6,13 +6,11 @@ import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from ._lazy import torch
 from .pools import GraphPool, _require_pool
 from .sizes import Size, cost, sizes_of
-
-if TYPE_CHECKING:
-    import torch
 
 # What the driver keeps for an executable, fitted to graphs of 6 to 2,400 nodes on an H100, driver
 # 580 (the table of docs/performance.md): 14, 28, 52, 72 and 104 MiB for all of a workload's.
@@ -61,15 +59,11 @@ def forecast(
             their order; as a :class:`GraphRunner` takes them.
         graph (torch.cuda.CUDAGraph, optional): What was captured, for its nodes: a template
             (``shared_exec``, or ``keep_graph=True``). Executables take about 2.7 KiB a node and 64
-            KiB each; with ``shared_exec`` there are as many as the pool allows. Default: without
-            them.
+            KiB each; with ``shared_exec`` there are as many as the pool allows. Default: none.
 
     Raises:
-        RuntimeError: Nothing was captured into the pool, it was released, or the graph is no
-            template.
-        TypeError: ``pool`` is not a :class:`GraphPool`, or ``graph`` no graph.
-        ValueError: ``sizes`` is empty, or not all of it are sizes of as many dimensions, or the
-            graph is of another pool.
+        RuntimeError: The pool has no capture, or was released, or the graph is no template.
+        ValueError: ``sizes`` is empty, or no list of sizes, or the graph is of another pool.
     """
     _require_pool(pool)
     stats = pool.stats()

@@ -13,10 +13,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ._adapter import load_adapter
+from ._lazy import torch
 
 if TYPE_CHECKING:
-    import torch
-
     from . import _torch
 
 Key = tuple[int, tuple[int, int]]  # device and id of a pool
@@ -29,16 +28,13 @@ _contents: dict[Key, list[tuple[int, torch.Tensor]]] = {}
 # By device, whether the driver gives memory back when executables go.
 _execs_pay: dict[int, bool] = {}
 _lock = threading.Lock()
-_is_guarded = False
 
 
 # --- Graphs and their captures ---
 
 
 def name_capture(adapter: Any, graph: Any, device: int, pool: tuple[int, int]) -> None:
-    """``graph`` is what this thread has just captured into that pool: what it needs is known from
-    now on, and that it is gone.
-    """
+    """Tells the adapter that ``graph`` is this thread's last capture, and when that is gone."""
     capture, place = adapter.name_capture(device, pool)
     if capture == 0:
         return  # it has a name, or is none of ours
@@ -51,10 +47,7 @@ def name_capture(adapter: Any, graph: Any, device: int, pool: tuple[int, int]) -
 @functools.cache
 def name_all_captures() -> None:
     """From torch 2.14 on, also of graphs that other code captures."""
-    import torch
-    from torch.cuda import graphs
-
-    register = getattr(graphs, "register_graph_capture_end_hook", None)
+    register = getattr(torch.cuda.graphs, "register_graph_capture_end_hook", None)
     if register is not None:
         name = functools.partial(name_capture, load_adapter())
         register(lambda graph: name(graph, torch.cuda.current_device(), tuple(graph.pool())))
@@ -63,8 +56,6 @@ def name_all_captures() -> None:
 @functools.cache
 def _watch_resets() -> None:
     """A graph that is reset is gone, though its object may capture another one."""
-    import torch
-
     native = torch.cuda.CUDAGraph.reset
 
     @functools.wraps(native)
@@ -84,23 +75,22 @@ def guard_replays() -> None:
 
     torch's global hooks (2.14) cannot refuse a replay: it swallows their errors.
     """
-    global _is_guarded
-    import torch
-
-    from . import _shared_exec
-
     _find_trees()
     with _lock:
-        if _is_guarded:
-            return
-        shared: Any = _shared_exec._SharesExec
-        shared.replay = _asking(shared.replay)  # before an executable is made
-        graph = torch.cuda.CUDAGraph
-        graph.replay = _asking(graph.replay)
-        watching: Any = sys.modules.get("cudagraph_pool._guard")
-        if watching is not None and watching._state.native is not None:
-            watching._state.native = _asking(watching._state.native)  # which it will put back
-        _is_guarded = True
+        _replace_replays()
+
+
+@functools.cache
+def _replace_replays() -> None:
+    from . import _shared_exec
+
+    # That of graphs that share, before an executable is made.
+    kinds: tuple[Any, ...] = _shared_exec._SharesExec, torch.cuda.CUDAGraph
+    for kind in kinds:
+        kind.replay = preceded(kind.replay, by=_begin_replay)
+    watching: Any = sys.modules.get("cudagraph_pool._guard")
+    if watching is not None and watching._state.native is not None:  # which it will put back
+        watching._state.native = preceded(watching._state.native, by=_begin_replay)
 
 
 def _find_trees() -> None:
@@ -113,23 +103,18 @@ def _find_trees() -> None:
 @functools.cache
 def _guard_trees(node: Any) -> None:
     """Before its replay a node of torch.compile's trees copies into inputs that no longer live."""
-    native = node.run
+    node.run = preceded(node.run, by=lambda replayed: _begin_replay(replayed.graph))
+
+
+def preceded(native: Callable[..., Any], by: Callable[[Any], None]) -> Callable[..., Any]:
+    """A method that calls ``by`` with the object first, which may refuse the call."""
 
     @functools.wraps(native)
-    def run(self: Any, new_inputs: list[Any]) -> Any:
-        _begin_replay(self.graph)
-        return native(self, new_inputs)
+    def method(self: Any, *args: Any) -> Any:
+        by(self)
+        return native(self, *args)
 
-    node.run = run
-
-
-def _asking(native: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(native)
-    def replay(self: Any) -> None:
-        _begin_replay(self)
-        native(self)
-
-    return replay
+    return method
 
 
 def _begin_replay(graph: Any) -> None:
@@ -151,8 +136,6 @@ def _begin_replay(graph: Any) -> None:
 
 def _borrowers(adapter: Any, device: int | None, pool: tuple[int, int]) -> Iterator[str]:
     """What borrows from the pool and, if torch has noted it, where that was made."""
-    import torch
-
     borrowed = adapter.borrowed(torch.cuda.current_device() if device is None else device, pool)
     made: dict[int, Any] = {}
     if borrowed and torch._C._cuda_isHistoryEnabled():
@@ -197,8 +180,6 @@ def sleep(key: Key, keep: Keep, caches: Iterable[_torch.ExecCache]) -> int:
 
 def wake(key: Key, caches: Iterable[_torch.ExecCache]) -> None:
     """See :meth:`GraphPool.wake`. ``caches`` have the executables of its graphs."""
-    import torch
-
     adapter = load_adapter()
     began = time.perf_counter()
     contents = _contents.get(key)
@@ -213,7 +194,8 @@ def wake(key: Key, caches: Iterable[_torch.ExecCache]) -> None:
         adapter.note_filled(*key)  # replays have been refused so far
         del _contents[key]
     awake = time.perf_counter()
-    make_execs(key[0], caches)
+    for cache in caches:
+        cache.make_dropped(key[0])  # as far as there is memory: a replay makes the rest
     if brought:
         _last[key] = {
             **last(key),
@@ -246,8 +228,6 @@ def _present(adapter: Any, key: Key) -> list[dict[str, Any]]:
 
 def _copies(adapter: Any, key: Key) -> list[tuple[int, torch.Tensor]]:
     """The live blocks in pinned memory."""
-    import torch
-
     blocks = _present(adapter, key)
     sizes = [block["bytes"] for block in blocks]
     # One allocation for all, since torch rounds each up to a power of two.
@@ -260,8 +240,6 @@ def _copies(adapter: Any, key: Key) -> list[tuple[int, torch.Tensor]]:
 
 
 def _block(device: int, address: int, size: int) -> torch.Tensor:
-    import torch
-
     at = torch.device("cuda", device)
     storage = torch._C._construct_storage_from_data_pointer(address, at, size)
     return torch.empty(0, dtype=torch.uint8, device=at).set_(storage, 0, (size,), (1,))
@@ -271,8 +249,6 @@ def drop_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
     """Lets shared executables go, if that gives memory back: the driver may keep it for the next
     ones, which is found out the first time. pre: the device is idle.
     """
-    import torch
-
     filled = [cache for cache in caches if cache.stats()["execs"]]
     if not filled or not _execs_pay.get(device, True):
         return
@@ -280,12 +256,6 @@ def drop_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
     for cache in filled:
         cache.drop_idle()
     _execs_pay.setdefault(device, torch.cuda.mem_get_info(device)[0] > free)
-
-
-def make_execs(device: int, caches: Iterable[_torch.ExecCache]) -> None:
-    """Makes those again that went, as far as there is memory: a replay makes the rest."""
-    for cache in caches:
-        cache.make_dropped(device)
 
 
 @contextmanager

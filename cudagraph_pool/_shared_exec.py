@@ -7,6 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ._adapter import load_adapter
+from ._lazy import torch
 
 if TYPE_CHECKING:
     from . import _torch
@@ -33,8 +34,6 @@ def let_all_share(shares: bool) -> None:
     """The first time replaces torch's methods, for good: others may have replaced them since."""
     global _all_share
     if shares:
-        import torch
-
         with _lock:
             _replace_methods(torch.cuda.CUDAGraph)
     _all_share = shares
@@ -46,8 +45,6 @@ def _replace_methods(captured: Any) -> None:
 
     @functools.wraps(begin)
     def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> None:
-        import torch
-
         # Whoever keeps the template himself may be about to change it, or shares it already.
         if _all_share and not keep_template(graph):
             graph._shares_on = torch.cuda.current_device()
@@ -107,9 +104,8 @@ class _SharesExec:
     # Adds nothing to the layout of an object: else its class could not be changed.
     __slots__ = ()
 
-    if TYPE_CHECKING:
-        _shared_graph: _torch.SharedGraph
-        _kept_template: bool
+    _shared_graph: _torch.SharedGraph
+    _kept_template: bool
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """A graph that is made by the class of one that shares does not share, yet."""

@@ -13,7 +13,7 @@ import torch
 
 from . import _leases, _shared_exec
 from .pools import GraphPool, _require_pool
-from .switch import _require_booleans, _require_enabled
+from .switch import _require_booleans, _require_enabled, _require_one_of, _require_type
 
 if TYPE_CHECKING:
     from . import _torch
@@ -53,9 +53,7 @@ class graph:  # noqa: N801
             1 for cuBLASLt. They are kept for later such pools. Default: ``False``.
 
     Raises:
-        RuntimeError: The package is not enabled, the pool was released, or the current stream is
-            capturing.
-        TypeError: An argument is of another type.
+        RuntimeError: The package is not enabled, the pool was released, or the stream captures.
         ValueError: The pool, the current device and the stream are not of one device, the capture
             error mode is unknown, or a stream is given with ``own_workspace``.
     """
@@ -74,17 +72,10 @@ class graph:  # noqa: N801
     ) -> None:
         self._adapter = _require_enabled("cudagraph_pool.graph")
         _require_pool(pool)
-        for name, value, kind in (
-            ("cuda_graph", cuda_graph, torch.cuda.CUDAGraph),
-            ("stream", stream, torch.Stream),
-        ):
-            if not isinstance(value, kind) and (name, value) != ("stream", None):
-                raise TypeError(f"{name} is {value!r}, but must be a torch.cuda.{kind.__name__}")
+        _require_type(torch.cuda.CUDAGraph, "a torch.cuda.CUDAGraph", cuda_graph=cuda_graph)
+        _require_type(torch.Stream | None, "a torch.cuda.Stream", stream=stream)
         modes = ("global", "thread_local", "relaxed")
-        if capture_error_mode not in modes:
-            raise ValueError(
-                f"unknown capture error mode {capture_error_mode!r}; expected one of {modes}"
-            )
+        _require_one_of(modes, capture_error_mode=capture_error_mode)
         self._graph: Any = cuda_graph
         self._pool = pool
         self._stream: Any = stream
@@ -142,8 +133,7 @@ class graph:  # noqa: N801
             self._graph._keeps = self._stream, held, self._hold_workspaces()
             _leases.name_capture(self._adapter, self._graph, *self._pool._key)
         except BaseException:
-            # From torch 2.14 on a graph that failed releases its pool late, and never if it is
-            # captured again first.
+            # From torch 2.14 on a graph that failed releases its pool late; captured again, never.
             with contextlib.suppress(RuntimeError):
                 self._graph.reset()
             self._clean_up(before)

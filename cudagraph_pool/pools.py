@@ -8,20 +8,20 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from . import _leases
 from ._adapter import loaded_adapter
+from ._lazy import torch
+from ._leases import Keep, Key, Lease
 from ._shared_exec import _MAX_EXECS, caches
-from .switch import _require_booleans, _require_enabled
+from .switch import _require_booleans, _require_enabled, _require_type
 
 if TYPE_CHECKING:
-    import torch
     from torch.cuda import _POOL_HANDLE
 
     from . import _torch
-    from ._leases import Keep, Lease
 
 _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 
@@ -89,10 +89,11 @@ class GraphPool:
 
     Raises:
         RuntimeError: :func:`cudagraph_pool.enable` was not called.
-        TypeError: ``shared_exec`` is no boolean, ``max_execs`` or ``exec_budget`` no integer.
         ValueError: ``device`` is no CUDA device of this machine, ``max_execs`` is less than 1,
             ``exec_budget`` is negative, or has no ``max_execs`` to exceed.
     """
+
+    _open = False  # until it is made, which may fail
 
     def __init__(
         self,
@@ -102,11 +103,9 @@ class GraphPool:
         max_execs: int | None = _MAX_EXECS,
         exec_budget: int = 0,
     ) -> None:
-        self._open = False
         _require_booleans(shared_exec=shared_exec)
-        for name, value in (("max_execs", max_execs), ("exec_budget", exec_budget)):
-            if not isinstance(value, int) and (name, value) != ("max_execs", None):
-                raise TypeError(f"{name} is {value!r}, but must be an integer")
+        _require_type(int | None, "an integer", max_execs=max_execs)
+        _require_type(int, "an integer", exec_budget=exec_budget)
         if max_execs is not None and max_execs < 1:
             raise ValueError(f"max_execs is {max_execs}, but a graph needs an executable to run")
         if exec_budget < 0 or (exec_budget > 0 and max_execs is None):
@@ -115,11 +114,8 @@ class GraphPool:
                 "number of bytes for executables beyond a number of them"
             )
         self._adapter = _require_enabled("GraphPool")
-        import torch
-
         self._device = _cuda_device(device)
-        first, second = torch.cuda.graph_pool_handle()
-        self._id = cast("_POOL_HANDLE", (int(first), int(second)))
+        self._id: _POOL_HANDLE = torch.cuda.graph_pool_handle()
         self._shared_exec = shared_exec
         self._max_execs = max_execs
         self._exec_budget = exec_budget
@@ -137,8 +133,6 @@ class GraphPool:
     @functools.cached_property
     def _own_stream(self) -> torch.cuda.Stream:
         """A stream for this pool's captures alone, as long as the pool or a graph has it."""
-        import torch
-
         idle = _idle_streams.setdefault(self._device.index, [])
         try:
             stream = idle.pop()
@@ -178,9 +172,8 @@ class GraphPool:
           ``last_wake_seconds``, ``last_wake_exec_seconds``: how long the last wake took for pages,
           and for executables.
         - ``lendable_bytes``: what it could lend now; ``lent_bytes``: what live tensors borrow.
-        - ``unnamed_captures``: captures whose graphs are not known, so that :meth:`trim` leaves
-          their pages: before torch 2.14 all but those of :class:`cudagraph_pool.graph` and
-          :class:`GraphRunner`.
+        - ``unnamed_captures``: captures of unknown graphs, whose pages :meth:`trim` leaves: before
+          torch 2.14 all but those of :class:`cudagraph_pool.graph` and :class:`GraphRunner`.
         """
         self._require_open()
         none = {"execs": 0, "exec_instantiations": 0, "exec_updates": 0, "exec_alone": {}}
@@ -192,8 +185,7 @@ class GraphPool:
 
         A dictionary with ``stats`` (as :meth:`stats`), ``blocks`` (``address``, ``bytes``,
         ``requested_bytes``, ``stream``, and ``pieces``: page, offset and length of each piece of
-        physical memory), ``ranges`` (``address`` and ``pages``) and ``gone``, the pages of these
-        that are away or lent.
+        physical memory), ``ranges`` (``address``, ``pages``) and ``gone``: pages away or lent.
         """
         self._require_open()
         return dict(self._adapter.snapshot(*self._key))
@@ -202,9 +194,8 @@ class GraphPool:
         r"""Draw the pool's memory over all its graphs: where every block lay, and when.
 
         Time is counted in allocations and frees. Each graph has a colour, and blocks stitched of
-        several pieces are hatched. Needs ``pip install 'cudagraph-pool[plot]'``. Call
-        :func:`torch.cuda.memory._record_memory_history` before the captures (``context=None`` is
-        enough).
+        several pieces are hatched. Needs ``pip install 'cudagraph-pool[plot]'``, and
+        ``torch.cuda.memory._record_memory_history(context=None)`` before the captures.
 
         Arguments:
             path (str or os.PathLike): The file to write: png, svg or pdf, by its ending.
@@ -228,17 +219,16 @@ class GraphPool:
         gives memory back. If the pool sleeps already, what became free since goes too.
 
         Arguments:
-            keep (str, optional): What becomes of pages in which live tensors lie. ``"live"``: they
-                stay. ``"offload"``: live tensors are copied to pinned memory of the host, and
+            keep (str, optional): What becomes of pages with live tensors. ``"live"`` (default):
+                they stay. ``"offload"``: live tensors are copied to pinned memory of the host, and
                 :meth:`wake` copies them back. ``"nothing"``: what they hold is lost. With these two
                 nobody may use the tensors, only :meth:`wake` wakes the pool, and a graph of another
                 pool is refused too if it was captured since this pool was first used.
-                Default: ``"live"``.
 
         Raises:
             RuntimeError: A capture is under way, something allocates in the pool, its pages are
-                exportable or may be registered by a library (NCCL), or, unless ``keep="live"``, a
-                workspace of cuBLAS lies in it.
+                exportable or may be registered (NCCL), or, unless ``keep="live"``, a workspace of
+                cuBLAS lies in it.
         """
         self._require_open()
         return self._sleep(keep)
@@ -287,8 +277,7 @@ class GraphPool:
         which. After that is freed the replay waits for the work on it, on the device.
 
         Raises:
-            RuntimeError: The pool sleeps, something allocates in it, a capture is under way, or it
-                cannot sleep, as :meth:`sleep` says.
+            RuntimeError: The pool sleeps already, or it cannot sleep, as :meth:`sleep` says.
         """
         self._require_open()
         return _leases.lend(self._key, self._order.lock)
@@ -300,7 +289,7 @@ class GraphPool:
         anything lived during its capture; ``unnamed_captures`` of :meth:`stats` keep theirs.
 
         Raises:
-            RuntimeError: A capture is under way, or it cannot sleep, as :meth:`sleep` says.
+            RuntimeError: It cannot sleep, as :meth:`sleep` says.
         """
         self._require_open()
         return int(self._adapter.trim(*self._key)[0])
@@ -308,8 +297,7 @@ class GraphPool:
     def lease(self, tensors: Sequence[torch.Tensor]) -> Lease:
         r"""Return a :class:`Lease` of tensors of the pool: their memory can go, and come back.
 
-        It comes back to the same addresses. For activations that wait between a captured forward
-        and backward pass::
+        It comes back to the same addresses. For activations between captured passes::
 
             with pool.lease(activations) as lease:
                 copies = [x.to("cpu", copy=True) for x in activations]
@@ -321,11 +309,10 @@ class GraphPool:
             tensors (sequence of Tensor): Live tensors of this pool, or views of them.
 
         Raises:
-            RuntimeError: A tensor does not lie in the pool, or it cannot sleep, as :meth:`sleep`
-                says.
+            RuntimeError: A tensor is not of the pool, or it cannot sleep, as :meth:`sleep` says.
         """
         self._require_open()
-        return _leases.Lease(self._key, tensors)
+        return Lease(self._key, tensors)
 
     def close(self) -> None:
         r"""Release the pool. Graphs captured into it go on working."""
@@ -335,8 +322,7 @@ class GraphPool:
             self._log_release()
 
     def __del__(self) -> None:
-        if getattr(self, "_open", False):
-            self.close()
+        self.close()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a GraphPool cannot be copied or pickled: graphs have its addresses")
@@ -349,7 +335,7 @@ class GraphPool:
         return f"GraphPool(id={self._id}, device={str(self._device)!r}, {held})"
 
     @property
-    def _key(self) -> _leases.Key:
+    def _key(self) -> Key:
         return self._device.index, self._id
 
     def _exec_cache(self) -> _torch.ExecCache:
@@ -380,16 +366,15 @@ def _require_pool(pool: object) -> None:
 # libraries have made workspaces for it, and torch's own 32 streams are handed out again and again.
 _idle_streams: dict[int, list[int]] = {}
 
-_pools: weakref.WeakValueDictionary[_leases.Key, GraphPool] = weakref.WeakValueDictionary()
+_pools: weakref.WeakValueDictionary[Key, GraphPool] = weakref.WeakValueDictionary()
 
 
 @contextlib.contextmanager
 def use_pool(pool: GraphPool) -> Iterator[None]:
     r"""Context manager in which this thread's eager allocations go to ``pool``.
 
-    The pool grows page by page, as expandable segments do, for one block of code. Tensors may
-    outlive the block and be used on any stream (:meth:`torch.Tensor.record_stream` as ever). Blocks
-    of different pools nest.
+    The pool grows page by page, as expandable segments do. Tensors may outlive the block and be
+    used on any stream (:meth:`torch.Tensor.record_stream` as ever). Blocks of different pools nest.
 
     Arguments:
         pool (GraphPool): The pool to allocate in. Graphs may be captured into it before and after:
@@ -398,12 +383,9 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
     Raises:
         RuntimeError: The package is not enabled, the pool was released, a capture or another
             ``use_pool`` block fills it, or the current stream is capturing.
-        TypeError: ``pool`` is not a :class:`GraphPool`.
         ValueError: The pool is not on the current device.
     """
     adapter = _require_enabled("cudagraph_pool.use_pool")
-    import torch
-
     _require_pool(pool)
     device, pool_id = pool.device.index, pool.id
     if device != torch.cuda.current_device():
@@ -418,26 +400,15 @@ def use_pool(pool: GraphPool) -> Iterator[None]:
         )
     adapter.end_failed_capture(device, pool_id)  # what began there before is over
     torch._C._cuda_beginAllocateCurrentThreadToPool(device, pool_id)
-    try:
+    with contextlib.ExitStack() as ends:
+        ends.callback(torch._C._cuda_releasePool, device, pool_id)
+        ends.callback(torch._C._cuda_endAllocateToPool, device, pool_id)  # the first of the two
         yield
-    finally:
-        try:
-            torch._C._cuda_endAllocateToPool(device, pool_id)
-        finally:
-            torch._C._cuda_releasePool(device, pool_id)
 
 
 def _cuda_device(device: torch.device | str | int | None) -> torch.device:
     """The CUDA device meant, with an index."""
-    import torch
-
-    if isinstance(device, int):
-        index = device
-    else:
-        found = torch.device("cuda" if device is None else device)
-        if found.type != "cuda":
-            raise ValueError(f"a GraphPool needs a CUDA device, not {str(found)!r}")
-        index = torch.cuda.current_device() if found.index is None else found.index
+    index = torch.cuda._utils._get_device_index(device, optional=True)
     count = torch.cuda.device_count()
     if not 0 <= index < count:
         raise ValueError(f"there is no device cuda:{index}; torch sees {count} CUDA device(s)")
@@ -470,13 +441,10 @@ def stats() -> dict[str, Any]:
         reasons = dict.fromkeys(("disabled", "mempool", "older_pool"), 0)
         captures = {"ours": 0, "base": 0, "base_reasons": reasons}
         return {"captures": captures, "pools": [], "execs": []}
-    import torch
-
     pools = []
-    for device in range(torch.cuda.device_count()):
-        for name in adapter.pool_ids(device):
-            with contextlib.suppress(RuntimeError):  # given back meanwhile
-                pools.append(pool_stats(adapter, device, name))
+    for key in _keys():
+        with contextlib.suppress(RuntimeError):  # given back meanwhile
+            pools.append(pool_stats(adapter, *key))
     captures = {**adapter.capture_counts(), "base_reasons": adapter.base_captures()}
     execs = [{"device": device, **cache.stats()} for device, cache in caches.items()]
     return {"captures": captures, "pools": pools, "execs": execs}
@@ -507,3 +475,74 @@ def pool_stats(adapter: Any, device: int, id: tuple[int, int]) -> dict[str, Any]
 def _owner(device: int, id: tuple[int, int]) -> GraphPool | None:
     owner = _pools.get((device, id))
     return owner if owner is not None and owner._open else None
+
+
+def sleep() -> int:
+    r"""Let all graph pools of this process sleep, and return how many bytes the GPUs got back.
+
+    As :meth:`GraphPool.sleep` with ``keep="live"``, for pools of every kind: those of a
+    :class:`torch.cuda.MemPool`, of ``torch.compile`` and of captures that named none, too.
+
+    Raises:
+        RuntimeError: A pool cannot sleep, as :meth:`GraphPool.sleep` says. All others do.
+    """
+    given = _of_each(
+        lambda key, pool: pool._sleep("live") if pool else _leases.sleep(key, "live", ())
+    )
+    for device, cache in dict(caches).items():
+        _leases.drop_execs(device, [cache])
+    return int(sum(given))
+
+
+def wake() -> None:
+    r"""Wake all graph pools of this process that sleep, as :meth:`GraphPool.wake`.
+
+    Raises:
+        torch.OutOfMemoryError: There is no memory for some. All others are awake.
+    """
+    _of_each(lambda key, pool: _leases.wake(key, pool._exec_caches() if pool else ()))
+    for device, cache in dict(caches).items():
+        cache.make_dropped(device)
+
+
+def lend_on_oom(enabled: bool = True) -> None:
+    r"""Let eager work that runs out of memory borrow from idle graph pools before it fails.
+
+    It borrows as within :meth:`GraphPool.lend`, from the pool of its GPU that can lend most, and
+    outside of captures alone. A replay that needs what a borrowed tensor has raises an error.
+
+    Arguments:
+        enabled (bool, optional): Whether to lend from now on. Default: ``True``.
+
+    Raises:
+        RuntimeError: The package is not enabled.
+    """
+    _require_booleans(enabled=enabled)
+    adapter = _require_enabled("cudagraph_pool.lend_on_oom")
+    if enabled:
+        _leases.guard_replays()
+    adapter.lend_on_oom(enabled)
+
+
+def _keys() -> Iterator[Key]:
+    """Of all pools of this process."""
+    adapter: Any = loaded_adapter()
+    if adapter is not None:
+        for device in range(torch.cuda.device_count()):
+            for pool in adapter.pool_ids(device):
+                yield device, pool
+
+
+def _of_each(act: Callable[[Key, GraphPool | None], Any]) -> list[Any]:
+    """Does it for each pool, and its object if there is one, then raises the first error."""
+    given, errors = [], []
+    for key in _keys():
+        if key[1] == (_LARGEST, _LARGEST):
+            continue  # of the pluggable allocator: it is eager memory
+        try:
+            given.append(act(key, _pools.get(key)))  # that may be closed
+        except RuntimeError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return given

@@ -34,9 +34,7 @@ def multiples(step: int, largest: int) -> list[int]:
 
 
 def padded(padding: float, largest: int) -> list[int]:
-    r"""Return the fewest sizes of which one is at most ``1 + padding`` times any size up to
-    ``largest``.
-    """
+    r"""Return the fewest sizes with one at most ``1 + padding`` times any up to ``largest``."""
     sizes = [rung(1, padding)]
     while sizes[-1] < _checked(largest):
         sizes.append(_next_rung(sizes[-1], padding))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._adapter import load_adapter, loaded_adapter
+from ._lazy import torch
 from ._leases import name_all_captures
 from ._shared_exec import let_all_share
 
@@ -65,23 +66,18 @@ def enable(
             has whole pages. Default: ``True``.
         shared_exec (bool, optional): Let all graphs share executables, as those of
             :class:`cudagraph_pool.graph` may: four on each device, and more while all together take
-            256 MiB at most. A graph made with ``keep_graph=True`` keeps its own.
-            Default: ``False``.
+            256 MiB at most. Graphs of ``keep_graph=True`` keep their own. Default: ``False``.
         exportable (bool, optional): Let other processes be given the memory that pools take from
-            now on (``cuMemExportToShareableHandle``, as file descriptors), as SGLang's all-reduce
-            needs. Default: ``False``.
+            now on, as file descriptors, which SGLang's all-reduce needs. Default: ``False``.
 
     Raises:
         ImportError: There is no adapter for the installed torch.
         RuntimeError: There is no GPU, its driver lacks virtual memory management, a capture is
             under way, or another allocator was installed after this one.
-        TypeError: An option is neither ``True`` nor ``False``.
     """
     options = dict(locals())
     _require_booleans(**options)
     adapter = load_adapter()
-    import torch
-
     if not torch.cuda.is_available():
         raise RuntimeError(
             "cudagraph_pool.enable() needs a CUDA GPU and torch sees none "
@@ -103,10 +99,19 @@ def enable(
     _log("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
 
 
-def _require_booleans(**options: object) -> None:
+def _require_type(kind: Any, what: str, **options: object) -> None:
     for name, value in options.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} is {value!r}, but must be True or False")
+        if not isinstance(value, kind):
+            raise TypeError(f"{name} is {value!r}, but must be {what}")
+
+
+_require_booleans = functools.partial(_require_type, bool, "True or False")
+
+
+def _require_one_of(known: Sequence[str], **options: str) -> None:
+    for name, value in options.items():
+        if value not in known:
+            raise ValueError(f"{name} is {value!r}, but must be one of {known}")
 
 
 def disable() -> None:
@@ -208,10 +213,8 @@ def allocator() -> _CUDAAllocator:
         ImportError: There is no adapter for the installed torch.
     """
     adapter = load_adapter()
-    from torch.cuda.memory import _CUDAAllocator
-
     _let_nccl_register_nothing()
-    return _CUDAAllocator(adapter.allocator())
+    return torch.cuda.memory._CUDAAllocator(adapter.allocator())
 
 
 def pluggable_allocator() -> CUDAPluggableAllocator:
@@ -227,10 +230,9 @@ def pluggable_allocator() -> CUDAPluggableAllocator:
     path = library_path()
     import ctypes  # which takes as long as the rest of the package
 
-    from torch.cuda.memory import CUDAPluggableAllocator
-
     library = ctypes.CDLL(path)
-    made = CUDAPluggableAllocator(path, "cudagraph_pool_malloc", "cudagraph_pool_free")
+    functions = "cudagraph_pool_malloc", "cudagraph_pool_free"
+    made: CUDAPluggableAllocator = torch.cuda.memory.CUDAPluggableAllocator(path, *functions)
     inner: Any = made.allocator()
     for name, set_hook in {
         "reset": inner.set_reset_fn,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Protocol
 
+from cudagraph_pool import _core
 from cudagraph_pool.tools.trace import Event, Graph
 
 TRACES = sorted((Path(__file__).parent / "traces").glob("*.json.gz"))
@@ -22,13 +23,7 @@ def small_trace(**changes: Any) -> dict[str, Any]:
         "name": "small",
         "torch": "2.11.0",
         "gpu": "none",
-        "stock": {
-            "reserved": 4 << 20,
-            "used": 4 << 20,
-            "peak_live": 1,
-            "capture_s": 0.5,
-            "conf": "",
-        },
+        "stock": {"reserved": 4 << 20, "used": 4 << 20, "capture_s": 0.5, "conf": ""},
         "graphs": [
             {"key": 2, "events": [[1, 0, 8, 0], [1, 1, 3 << 20, 0], [-1, 1]]},
             {"key": 3, "events": [[-1, 0], [1, 2, 1000, 7]]},
@@ -47,6 +42,16 @@ def graphs_of(document: dict[str, Any]) -> list[Graph]:
     return [Graph(graph["key"], list(map(event, graph["events"]))) for graph in document["graphs"]]
 
 
+def fields(values: object) -> dict[str, int]:
+    """What the core says, as the adapter says it."""
+    return {name: getattr(values, name) for name in dir(values) if not name.startswith("_")}
+
+
+def as_adapter(snapshot: _core.PoolSnapshot) -> dict[str, Any]:
+    ranges = [{"address": r.address, "pages": r.pages} for r in snapshot.ranges]
+    return {"stats": fields(snapshot.stats), "ranges": ranges}
+
+
 def _entry(action: str, addr: int, size: int, stream: int = 7) -> dict[str, Any]:
     return {"action": action, "addr": addr, "size": size, "stream": stream}
 
@@ -55,10 +60,7 @@ def _entry(action: str, addr: int, size: int, stream: int = 7) -> dict[str, Any]
 SNAPSHOT: dict[str, Any] = {
     "segments": [
         {
-            "device": 0,
-            "address": 1 << 30,
-            "total_size": 20 << 20,
-            "stream": 7,
+            **{"device": 0, "address": 1 << 30, "total_size": 20 << 20, "stream": 7},
             "segment_pool_id": (0, 3),
             "blocks": [
                 {"address": (1 << 30) + 512, "size": 1024, "state": "active_allocated"},
@@ -67,12 +69,8 @@ SNAPSHOT: dict[str, Any] = {
             ],
         },
         {
-            "device": 0,
-            "address": 1 << 20,
-            "total_size": 2 << 20,
-            "stream": 0,
-            "segment_pool_id": (0, 0),
-            "blocks": [],
+            **{"device": 0, "address": 1 << 20, "total_size": 2 << 20, "stream": 0},
+            **{"segment_pool_id": (0, 0), "blocks": []},
         },
     ],
     "device_traces": [

@@ -10,7 +10,7 @@ from typing import Any
 
 import generate
 import pytest
-from small_trace import TRACES, graphs_of
+from small_trace import TRACES, fields, graphs_of
 
 import cudagraph_pool as cgp
 from cudagraph_pool import _forecast
@@ -56,10 +56,6 @@ def forecast_and_held(trace: Trace) -> tuple[int, int]:
     pools = new_pools()
     list(run(pools, sequence))
     return predicted, pools.stats(POOL).reserved_bytes
-
-
-def fields(values: object) -> dict[str, int]:
-    return {name: getattr(values, name) for name in dir(values) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: path.name)

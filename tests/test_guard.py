@@ -16,6 +16,7 @@ import cudagraph_pool as cgp
 from cudagraph_pool import _guard
 from cudagraph_pool._guard import _Replays
 from cudagraph_pool._guard.happens_before import HappensBefore, Launch
+from cudagraph_pool._leases import preceded
 
 
 def double(x: torch.Tensor) -> torch.Tensor:
@@ -129,7 +130,7 @@ def test_what_a_graph_computes_in_is_read_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(_guard, "used_by", lambda template: {template: 0x30})
     monkeypatch.setattr(_guard, "used_by_capture", lambda stream: {0x9: stream})
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0x10))
-    capture_end = _guard._noting(Graph.capture_end)
+    capture_end = preceded(Graph.capture_end, by=_guard._end_capture)
     assert [_guard._workspaces(graph) for _ in range(2)] == [{0x1: 0x30}] * 2
     capture_end(graph)  # outside of guards: it may be another graph now
     assert [_guard._workspaces(graph) for _ in range(2)] == [{0x2: 0x30}] * 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 import cudagraph_pool as cgp
-from cudagraph_pool import _guard, _leases, _shared_exec, leases, pools
+from cudagraph_pool import _guard, _leases, _shared_exec, pools
 
 POOL = 0, (0, 1)
 
@@ -89,20 +90,23 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     fake = Adapter()
     graph = type("Graph", (Graph,), dict(vars(Graph)))
     shared = type("Shared", (), {"replay": lambda self: None})
-    for module in (_leases, leases):
-        if hasattr(module, "load_adapter"):
-            monkeypatch.setattr(module, "load_adapter", lambda: fake)
-    monkeypatch.setattr(leases, "loaded_adapter", lambda: fake)
+    monkeypatch.setattr(_leases, "load_adapter", lambda: fake)
+    monkeypatch.setattr(pools, "loaded_adapter", lambda: fake)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", graph)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch._C, "_cuda_isHistoryEnabled", lambda: True, raising=False)
     monkeypatch.setattr(_shared_exec, "_SharesExec", shared)
-    for name, value in (("_is_guarded", False), ("_last", {}), ("_contents", {})):
-        monkeypatch.setattr(_leases, name, value)
-    monkeypatch.setattr(_leases, "_execs_pay", {})
-    _leases._watch_resets.cache_clear()
+    for name in ("_last", "_contents", "_execs_pay"):
+        monkeypatch.setattr(_leases, name, {})
+    for once in ("_replace_replays", "_watch_resets"):
+        anew = functools.cache(getattr(_leases, once).__wrapped__)
+        monkeypatch.setattr(_leases, once, anew)
     return fake
+
+
+def is_guarded() -> bool:
+    return hasattr(torch.cuda.CUDAGraph.replay, "__wrapped__")
 
 
 def test_a_graph_that_goes_or_is_reset_drops_its_capture(adapter: Adapter) -> None:
@@ -359,7 +363,7 @@ def test_a_loan_ends_whatever_happens(adapter: Adapter) -> None:
         raise OSError("x")
     began = [("nothing is launched",), ("begin_loan", *POOL), ("go on",)]
     assert adapter.take() == [*began, ("end_loan", 0, (8, 1))]
-    assert _leases._is_guarded
+    assert is_guarded()
 
 
 def test_a_lease_of_tensors(adapter: Adapter) -> None:
@@ -385,11 +389,11 @@ def test_a_lease_of_tensors(adapter: Adapter) -> None:
 
 
 def test_lending_on_oom_is_switched(adapter: Adapter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_require_enabled", lambda what: adapter)
+    monkeypatch.setattr(pools, "_require_enabled", lambda what: adapter)
     cgp.lend_on_oom(False)
-    assert not _leases._is_guarded
+    assert not is_guarded()
     cgp.lend_on_oom()
-    assert _leases._is_guarded
+    assert is_guarded()
     assert adapter.take() == [("lend_on_oom", False), ("lend_on_oom", True)]
     with pytest.raises(TypeError, match="enabled is 1"):
-        cgp.lend_on_oom(1)
+        cgp.lend_on_oom(1)  # type: ignore[arg-type]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from small_trace import WriteTrace
+from small_trace import WriteTrace, as_adapter
 
 from cudagraph_pool import _core
 from cudagraph_pool.tools.costs import of_trace
@@ -53,17 +51,6 @@ def test_a_history_makes_the_map_that_the_replay_made() -> None:
     assert any(len(stretches) > 1 for stretches in expected)
     assert [placed.died for placed in drawn.placed] == [2, None, 5, None, 8, None]
     assert drawn.first_allocation == 0
-
-
-def as_adapter(snapshot: _core.PoolSnapshot) -> dict[str, Any]:
-    """As the adapter gives it."""
-    return {
-        "stats": {
-            "page_bytes": snapshot.stats.page_bytes,
-            "allocations": snapshot.stats.allocations,
-        },
-        "ranges": [{"address": r.address, "pages": r.pages} for r in snapshot.ranges],
-    }
 
 
 def test_what_an_entry_says() -> None:

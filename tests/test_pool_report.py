@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from small_trace import TRACES, WriteTrace
+from small_trace import TRACES, WriteTrace, as_adapter, fields
 
 import cudagraph_pool as cgp
 from cudagraph_pool import _core, pools, switch
@@ -59,19 +59,13 @@ class Adapter:
         return self.pools.captures(id)
 
     def snapshot(self, device: int, id: tuple[int, int]) -> dict[str, Any]:
-        snapshot = self.pools.snapshot(id)
-        ranges = [{"address": r.address, "pages": r.pages} for r in snapshot.ranges]
-        return {"stats": fields(snapshot.stats), "ranges": ranges}
+        return as_adapter(self.pools.snapshot(id))
 
     def capture_counts(self) -> dict[str, int]:
         return {"ours": 10, "base": 3}
 
     def base_captures(self) -> dict[str, int]:
         return {"disabled": 2, "mempool": 0, "older_pool": 1}
-
-
-def fields(values: object) -> dict[str, int]:
-    return {name: getattr(values, name) for name in dir(values) if not name.startswith("_")}
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def test_a_terminal_shows_how_far_a_file_is_read(
     said = io.StringIO()
     monkeypatch.setattr(said, "isatty", lambda: is_terminal)
     monkeypatch.setattr(sys, "stderr", said)
-    monkeypatch.setattr("tqdm.tqdm", lambda *of, **how: tqdm(*of, **{**how, "delay": 0}))
+    monkeypatch.setattr(_trace, "tqdm", lambda *of, **how: tqdm(*of, **{**how, "delay": 0}))
     read_trace(write_trace())
     assert ("reading" in said.getvalue()) == is_terminal
 

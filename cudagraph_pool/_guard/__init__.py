@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from .._borrow import borrow
+from .._leases import preceded
 from .happens_before import HappensBefore, Launch
 from .workspaces import Workspaces, used_by, used_by_capture
 
@@ -52,7 +53,7 @@ def guard() -> Iterator[None]:
                 _trace()
                 torch.cuda.synchronize()  # what came before comes before
                 _state.native = torch.cuda.CUDAGraph.replay
-                torch.cuda.CUDAGraph.replay = _telling(_state.native)
+                torch.cuda.CUDAGraph.replay = preceded(_state.native, by=_begin_replay)
         _state.guards += 1
     try:
         with _Outputs():
@@ -152,14 +153,9 @@ class _State:
 _state = _State()
 
 
-def _telling(native: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
-    @functools.wraps(native)
-    def replay(self: torch.cuda.CUDAGraph) -> None:
-        stream = torch.cuda.current_stream().cuda_stream
-        _state.replays.replay(tuple(self.pool()), repr(self), stream, _workspaces(self))
-        native(self)
-
-    return replay
+def _begin_replay(graph: torch.cuda.CUDAGraph) -> None:
+    stream = torch.cuda.current_stream().cuda_stream
+    _state.replays.replay(tuple(graph.pool()), repr(graph), stream, _workspaces(graph))
 
 
 def _workspaces(graph: Any) -> Workspaces:
@@ -172,23 +168,18 @@ def _workspaces(graph: Any) -> Workspaces:
     return dict(graph._workspaces)
 
 
-def _noting(end: Callable[[torch.cuda.CUDAGraph], None]) -> Callable[..., None]:
-    """An end of captures that notes for guards what the graph computes in."""
-
-    @functools.wraps(end)
-    def capture_end(self: Any) -> None:
-        self._workspaces = None
-        if is_guarded():
-            self._workspaces = used_by_capture(torch.cuda.current_stream().cuda_stream)
-        end(self)
-
-    return capture_end
+def _end_capture(graph: Any) -> None:
+    """Notes for guards what the graph computes in."""
+    graph._workspaces = None
+    if is_guarded():
+        graph._workspaces = used_by_capture(torch.cuda.current_stream().cuda_stream)
 
 
 @functools.cache
 def _trace() -> None:
     """Hears of all that orders streams, from now on, and notes what captures compute in."""
-    torch.cuda.CUDAGraph.capture_end = _noting(torch.cuda.CUDAGraph.capture_end)
+    graph: Any = torch.cuda.CUDAGraph
+    graph.capture_end = preceded(graph.capture_end, by=_end_capture)
     torch._C._activate_gpu_trace()
     order = HappensBefore
     for register, note in (

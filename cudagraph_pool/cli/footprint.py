@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from .._lazy import torch
 from ..tools.footprint import WAYS, as_json, draw, measure_apart, needing_kernels, table
 from ..tools.plot import FORMATS
 from .errors import CommandError
@@ -74,7 +75,5 @@ def _check(options: argparse.Namespace) -> None:
     for needed in ("torch", *(["matplotlib"] if options.picture else [])):
         if importlib.util.find_spec(needed) is None:
             raise CommandError(f"footprint needs {needed}, which is not installed here")
-    import torch
-
     if not torch.cuda.is_available():
         raise CommandError("footprint needs a GPU; torch finds no CUDA device")

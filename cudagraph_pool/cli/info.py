@@ -1,4 +1,4 @@
-"""``cudagraph-pool info``: what is installed, what the machine can do, what is enabled.
+"""``cudagraph-pool info``: what is installed, what the machine can do, what enables the pool.
 
 Nothing here imports torch or makes a CUDA context. The driver is asked through ctypes, so that the
 answer is the same whether the adapter could be built or not.
@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from .. import _core, is_enabled
+from .. import _core
 from .._adapter import SUPPORTED, and_the_adapter, no_adapter, releases
 from ..integration.environment import VARIABLE, asks
 from ..integration.request import parse
@@ -29,9 +29,7 @@ _VMM_SUPPORTED: Final = 102
 
 
 def info(options: argparse.Namespace) -> int:
-    """Says what is installed, what this machine can do, and whether the pool is enabled. No CUDA
-    context is made.
-    """
+    """Says what is installed, what this machine can do, what is enabled. Makes no CUDA context."""
     pairs = lines()
     width = max(len(label) for label, _ in pairs) + 2
     wrapper = textwrap.TextWrapper(shutil.get_terminal_size().columns, break_long_words=False)
@@ -54,9 +52,7 @@ def lines() -> list[tuple[str, str]]:
     except (ValueError, CommandError) as error:
         wrong = str(error)
     enabled = f"no: cudagraph_pool.enable() in your program does it, or {VARIABLE}=1 around it"
-    if is_enabled():
-        enabled = "yes"
-    elif asks(request) and not wrong:
+    if asks(request) and not wrong:
         enabled = f"no: {VARIABLE} does it in a program, at its first use of CUDA"
     return [
         ("cudagraph_pool", _core.__version__),

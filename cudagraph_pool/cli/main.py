@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 
 from .errors import FAILED, CommandError
 
-_INTERRUPTED = 128 + signal.SIGINT
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
@@ -29,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CommandError as refused:
         return _refuse(str(refused), refused.code)
     except KeyboardInterrupt:
-        return _refuse("stopped", _INTERRUPTED)
+        return _refuse("stopped", 128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         # In a clone that was installed into another environment, as scripts/dev.py does.
         missing = f"cudagraph_pool is not installed for {sys.executable}, which lacks {error.name}"

@@ -10,6 +10,10 @@ from typing import Any, Final
 
 from .._table import format_table, mib
 from ..tools import replay as core
+from ..tools.costs import of_trace
+from ..tools.plot import FORMATS, draw
+from ..tools.pool_report import PoolReport
+from ..tools.snapshot import read_traces
 from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
 from .errors import FAILED, CommandError
 
@@ -54,9 +58,7 @@ def _failing(output: str | None, path: str = "") -> Iterator[None]:
 
 
 def replay(options: argparse.Namespace) -> int:
-    """Replays recorded captures through the real core, on the host: no GPU is used. cudagraph-pool
-    record writes them.
-    """
+    """Replays what cudagraph-pool record writes through the core, on the host, without a GPU."""
     output = options.placements
     _check(options, "--placements", output)
     if output is not None and len(options.traces) > 1:
@@ -97,14 +99,9 @@ _COLUMNS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 def report(options: argparse.Namespace) -> int:
     """Replays recorded captures and says what they cost and what the pool saves: as a table, JSON,
     a page. Takes what cudagraph-pool record writes, and what torch.cuda.memory._dump_snapshot() has
-    written of a program that recorded its memory history (_record_memory_history()) from before its
-    captures.
+    written of a program that called _record_memory_history() before its captures.
     """
     _check(options, "--html", options.html)
-    from ..tools.costs import of_trace
-    from ..tools.pool_report import PoolReport
-    from ..tools.snapshot import read_traces
-
     maps = options.html is not None
     with _failing(options.html):
         traces = [trace for path in options.traces for trace in read_traces(path)]
@@ -120,9 +117,6 @@ def plot(options: argparse.Namespace) -> int:
     """Replays recorded captures and draws which graph had which bytes, and when, and what the pool
     and PyTorch's own allocator held after each graph.
     """
-    from ..tools.costs import of_trace
-    from ..tools.plot import FORMATS, draw, require_matplotlib
-
     (path,) = options.traces
     output = options.output
     if output is None:
@@ -132,7 +126,6 @@ def plot(options: argparse.Namespace) -> int:
     if Path(output).suffix.lower() not in FORMATS:
         raise CommandError(f"-o {output!r} must end in one of {', '.join(FORMATS)}")
     with _failing(output, path):
-        require_matplotlib()
         draw(of_trace(read_trace(path), options.order, options.seed or 0, maps=True), output)
     print(f"wrote {output}", file=sys.stderr)
     return 0

@@ -75,9 +75,8 @@ def sglang() -> None:
 
 
 def _arrange(logger: str) -> bool:
-    """Lets the package be enabled when torch initialises CUDA; now, if it has. Returns whether that
-    was asked for, and not arranged before. Not earlier: a process that has asked CUDA for anything
-    can no longer be forked.
+    """Lets the package be enabled when torch initialises CUDA; now, if it has. Not earlier: who
+    has asked CUDA for anything cannot fork. Returns whether it was asked for, and not done before.
     """
     request = os.environ.get(VARIABLE, "")
     if not asks(request) or logger in _arranged:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from .. import switch
 from .._adapter import load_adapter
+from .._lazy import torch
 from .._table import mib
 from .environment import OFF, ON, VARIABLE
 
@@ -63,8 +64,6 @@ def _enable(request: str) -> tuple[int, str]:
 
 
 def _print_report() -> None:
-    import torch
-
     for line in report_lines(load_adapter(), torch.cuda):
         print(f"cudagraph_pool, process {os.getpid()}: {line}", file=sys.stderr, flush=True)
 

@@ -3,14 +3,12 @@
 Custom all-reduce: at the end of its captures it shares what they reduced by
 ``cudaIpcGetMemHandle``. Mapped memory has no such handle, ours nor that of PyTorch's expandable
 segments, and vLLM ends the process (``custom_all_reduce.cuh:455 'invalid argument'``, vllm#42609).
-Outside of captures it copies what it reduces into a buffer that all have opened. So it does in
-captures here.
+Outside of captures it copies what it reduces into a buffer that all opened; here in captures, too.
 
 What is set aside for graphs before the KV cache is sized: the V2 runner captures all but the full
 graphs, and of these the two largest. It takes each other one for as much as the second one took, or
 1 MiB: the device gives memory in pieces of 2 MiB, and what is freed meanwhile counts against it. In
-a pool of ours the others need no memory but their executables, which are forecast here from their
-nodes.
+a pool of ours the others need memory for executables only, forecast here from their nodes.
 """
 
 import functools

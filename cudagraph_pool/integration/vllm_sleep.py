@@ -4,8 +4,6 @@ Weights and KV cache stay with vLLM's own backend, cumem. That one can keep grap
 well (``sleep_mode_offload_cudagraph``), in a pool of its own, but only where it is chosen itself.
 """
 
-from __future__ import annotations
-
 import logging
 
 from vllm.device_allocator.sleep_mode_backend import CuMemBackend

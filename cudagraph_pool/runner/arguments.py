@@ -1,7 +1,5 @@
 """What a call depends on: its tensors, and as a key everything else, with the module's weights."""
 
-from __future__ import annotations
-
 import enum
 import functools
 import inspect

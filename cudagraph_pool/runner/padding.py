@@ -1,7 +1,5 @@
 """How a call is padded to a size: what graphs read of it, and what of their outputs is returned."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -1,7 +1,5 @@
 """How calls of one shape are replayed, their backward passes included."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One variant of a function's calls, and its captures at all sizes."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch.autograd import forward_ad
@@ -16,7 +16,7 @@ from .._leases import Keep
 from .._shared_exec import _EXEC_BUDGET
 from ..pools import GraphPool, _require_pool
 from ..sizes import Buckets, Size, cost, shown
-from ..switch import _require_booleans, _require_enabled
+from ..switch import _require_booleans, _require_enabled, _require_one_of, _require_type
 from .arguments import Call, Signature
 from .captures import Captures, Report, undisturbed
 from .padding import size_of
@@ -60,8 +60,7 @@ class GraphRunner:
     Arguments:
         function (Callable): What is captured: a module, a method of one, or a function.
         sizes (sequence or str): The sizes to capture: integers, or tuples for several dimensions
-            (:mod:`cudagraph_pool.sizes`). ``"auto"``: those that the calls need, none padded by
-            more than ``padding`` of its own.
+            (:mod:`cudagraph_pool.sizes`). ``"auto"``: what calls need, with at most ``padding``.
         dim (int, tuple or dict): Which dimension of the tensor arguments is as large as the size.
             For several dimensions a tuple with an entry for each: ``None`` for one that a tensor
             has not, a tuple for one that it has several times. A dictionary says it by name;
@@ -111,17 +110,12 @@ class GraphRunner:
         padding: float = 0.25,
         progress: bool = True,
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"function is {function!r}, but must be callable")
+        _require_type(Callable, "callable", function=function)
         _require_booleans(
             own_workspace=own_workspace, clone_outputs=clone_outputs, lazy=lazy, progress=progress
         )
-        for name, choice, known in (
-            ("order", order, ("largest_first", "smallest_first", "given")),
-            ("overflow", overflow, ("error", "eager")),
-        ):
-            if choice not in known:
-                raise ValueError(f"{name} is {choice!r}, but must be one of {known}")
+        _require_one_of(get_args(Order), order=order)
+        _require_one_of(("error", "eager"), overflow=overflow)
         buckets = Buckets(sizes, dim, padding)
         self._lazy = lazy or not buckets.listed
         limits = (("max_graphs", max_graphs, 1), ("max_bytes", max_bytes, 1))
@@ -147,8 +141,6 @@ class GraphRunner:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         r"""Return what the function returns for these arguments.
-
-        The tensors are overwritten by the next call, unless ``clone_outputs``.
 
         Raises:
             RuntimeError: It comes from the function itself, or within forward-mode derivatives.

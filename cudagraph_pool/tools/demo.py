@@ -1,8 +1,4 @@
-"""``cudagraph-pool demo``: what N graphs cost on PyTorch's own allocator, and what on the pool.
-
-With a GPU it captures a gated MLP, and ResNet-50 where there is torchvision. Without one it replays
-captures of both that were recorded on one.
-"""
+"""``cudagraph-pool demo``: what N graphs cost on PyTorch's own allocator, and what on the pool."""
 
 from __future__ import annotations
 
@@ -14,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from .._lazy import torch
 from ..integration.environment import VARIABLE
 from ..pools import GraphPool, stats
 from ..switch import enabled
@@ -23,7 +20,6 @@ from .snapshot import traces_of
 from .trace import read_trace
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 _TRACES: Final = Path(__file__).parents[1] / "traces"
@@ -54,8 +50,6 @@ def run(seed: int) -> int:
 def _gpu_name() -> str | None:
     if importlib.util.find_spec("torch") is None:
         return None
-    import torch
-
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
@@ -80,8 +74,6 @@ class _Measured(NamedTuple):
 
 
 def _works() -> Iterator[_Work]:
-    import torch
-
     torch.manual_seed(0)
     with torch.device("cuda"):
         # The device is slower with random numbers than with zeros, for all allocators alike.
@@ -98,8 +90,6 @@ def _works() -> Iterator[_Work]:
 def _gated_mlp(
     layers: int = 4, hidden: int = 4096, wide: int = 11008
 ) -> Callable[[Tensor], Tensor]:
-    import torch
-
     shapes = ((wide, hidden), (wide, hidden), (hidden, wide))
     made = (torch.randn(n, k, dtype=torch.bfloat16) * k**-0.5 for n, k in shapes * layers)
     parts = list(zip(made, made, made, strict=True))
@@ -149,8 +139,6 @@ def _judge(ours: list[Tensor | None], stock: list[Tensor | None]) -> tuple[int, 
 
 
 def _measure(work: _Work, is_ours: bool, seed: int) -> _Measured:
-    import torch
-
     memory: Any = torch.cuda.memory
     with torch.no_grad():
         stream = torch.cuda.Stream()
@@ -187,8 +175,6 @@ def _measure(work: _Work, is_ours: bool, seed: int) -> _Measured:
 
 def replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph], passes: int) -> float:
     """The device's seconds for one pass over all of them."""
-    import torch
-
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for passed in range(passes + 1):
         if passed == 1:  # the first pass is not timed: the device wakes up
@@ -203,8 +189,6 @@ def replay_seconds(graphs: Sequence[torch.cuda.CUDAGraph], passes: int) -> float
 
 def _differing(model: Any, x: Tensor, graph: Any, output: Tensor, seed: int) -> Tensor | None:
     """The bits of what a graph computes of fresh inputs, if they are not those of eager work."""
-    import torch
-
     torch.manual_seed(seed * 1_000_003 + len(x))
     expected = model(x.normal_()).clone()
     output.fill_(-77)  # a graph that does nothing is found out

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from .._lazy import torch
 from .._table import format_table, mib
 from ..integration.environment import VARIABLE
 from ..switch import enable
@@ -49,8 +50,7 @@ class Footprint:
     reserved: int  # the peak of what PyTorch held
     graph_pool: int  # of reserved, what pools of graphs hold in the end
     # What the process has more in the end than with an empty context, beyond what PyTorch holds:
-    # kernels, and what the driver keeps for graphs. Of all processes, where the driver does not say
-    # what each has.
+    # kernels, and what the driver keeps for graphs. Of all processes, if it does not say of each.
     driver: int
 
     @property
@@ -88,8 +88,6 @@ def measure_apart(
 
 def measure(make: Callable[[], Any], way: Way, train: bool) -> Footprint:
     """What a way takes in this process, which has not used CUDA before."""
-    import torch
-
     if way.ours:
         enable()
     torch.cuda.synchronize()  # from here on there is a context
@@ -159,8 +157,6 @@ def used_by(process: int) -> int | None:
 
 
 def _used() -> int:
-    import torch
-
     own = used_by(os.getpid())
     free, total = torch.cuda.mem_get_info()
     return int(total - free) if own is None else own

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from .. import __version__
 from .._adapter import load_adapter
+from .._lazy import torch
 from .._table import format_table, mib
 from ..pools import stats
 from .costs import PoolCost, of_pool
@@ -34,8 +35,7 @@ class PoolReport:
 
     Attributes:
         pools (list): Of each pool what it and its graphs take.
-        process (dict): ``captures`` and ``execs``, as :func:`stats` has them; of recorded captures
-            nothing.
+        process (dict): ``captures`` and ``execs`` of :func:`stats`; empty of recorded captures.
     """
 
     def __init__(self, pools: Sequence[PoolCost], process: Mapping[str, Any] | None = None) -> None:
@@ -55,8 +55,7 @@ class PoolReport:
 
     def as_json(self) -> dict[str, Any]:
         r"""Return what ``cudagraph-pool report --json`` prints, as docs/api.md lists it; of a
-        running program also ``captures`` and ``execs``, which with a pool's ``kind`` are those of
-        :func:`stats`.
+        running program also ``captures`` and ``execs``. These and ``kind`` are as in :func:`stats`.
         """
         return {"pools": [pool.as_json() for pool in self.pools], **self.process}
 
@@ -114,8 +113,6 @@ def draw_pool(pool: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
 
 def _histories() -> list[list[Operation]]:
     """Of each device what was done since the history was switched on; none if it is off."""
-    import torch
-
     if not torch._C._cuda_isHistoryEnabled():
         return []
     traces = torch.cuda.memory._snapshot()["device_traces"]

@@ -2,8 +2,7 @@
 
 As with ``run`` every process of the program is served through the environment, on PyTorch's own
 allocator. What it allocates is in torch's memory history; which of it is a capture's is known by
-marks in there: snapshots, taken when a capture begins and when it has ended. The latter also says
-where the pool's memory lies.
+marks in there: snapshots at a capture's begin and at its end, which also has the pool's segments.
 """
 
 import functools
@@ -18,6 +17,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from .._lazy import torch
 from ..switch import is_enabled
 from .memory_map import operation_of
 from .trace import Event, most_live_bytes
@@ -84,7 +84,7 @@ class Recorder:
         traces = traces_of(history, self._captures)
         if not traces:
             return
-        about = {"torch": sys.modules["torch"].__version__, "gpu": self._cuda.get_device_name()}
+        about = {"torch": torch.__version__, "gpu": self._cuda.get_device_name()}
         stem = Path(sys.argv[0]).stem or "python"
         for number, trace in enumerate(traces, 1):
             name = f"{stem}-{os.getpid()}-{number}"
@@ -100,8 +100,6 @@ class Recorder:
 
 def start(folder: str) -> None:
     """Records this process from its first use of CUDA on."""
-    import torch
-
     # Not atexit: multiprocessing's forked processes end without it.
     Finalize(None, Recorder(folder, torch.cuda).write, exitpriority=0)
 

@@ -1,7 +1,6 @@
 """What a pool of PyTorch's own allocator would reserve for recorded captures, as in torch 2.11.
 
-A trace does not say which blocks other streams have used, and are held for them, so of captures on
-several streams it is too little.
+It is too little for captures on several streams: a trace does not say who else used a block.
 """
 
 import bisect

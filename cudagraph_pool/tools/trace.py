@@ -14,10 +14,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from reprlib import repr as short
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
+
+try:
+    from tqdm import tqdm
+except ImportError:  # by a build's Python, which reads traces too
+    tqdm = None
 
 Order = Literal["recorded", "asc", "desc", "shuffled"]
-ORDERS: Final[tuple[Order, ...]] = ("recorded", "asc", "desc", "shuffled")
+ORDERS: Final = get_args(Order)
 
 GRANULE_BYTES: Final = 512
 PAGE_BYTES: Final = 2 << 20
@@ -201,23 +206,13 @@ def _trace(path: str, document: object) -> Trace:
         what = f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
         raise TraceError("graphs", what)
     blocks = _Blocks()
-    graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(_shown(documents))]
+    if tqdm is not None:
+        documents = tqdm(documents, "reading", unit="graph", delay=1, leave=False, disable=None)
+    graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
     if not blocks.sizes:
         raise TraceError("graphs", "no graph allocates anything: there is nothing to replay")
     source = ", ".join(top[key] for key in ("torch", "gpu") if key in top)
     return Trace(path, name, reserved, graphs, source=source)
-
-
-def _shown(documents: list[object]) -> Iterable[object]:
-    """With a bar on a terminal. A build reads traces too, by a Python that may lack tqdm."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        return documents
-    bar: Iterable[object] = tqdm(
-        documents, "reading", unit="graph", delay=1, leave=False, disable=None
-    )
-    return bar
 
 
 def _graph(document: object, where: str, blocks: "_Blocks") -> Graph:
