@@ -1,10 +1,9 @@
-// Leases of a set's pools: what goes, what comes back, and what replays may do meanwhile.
+// Leases where there is no memory, where the driver fails, and in large pools. What goes and comes
+// back, and what replays may do meanwhile, the fuzzer judges.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <ctime>
 #include <functional>
 #include <vector>
@@ -19,7 +18,6 @@ namespace cgp {
 namespace {
 
 constexpr StreamId kA{1};
-constexpr StreamId kB{2};
 constexpr PoolId kId{1, 0};
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kLimit = 40 * kPage;
@@ -33,8 +31,8 @@ class LeasesTest : public ::testing::Test {
     EXPECT_THAT(watch_.violations(), ::testing::IsEmpty());
   }
 
-  Block Allocate(uint64_t pages, PoolId id = kId, StreamId stream = kA) {
-    const Block block = set_.Allocate(id, pages * kPage, stream);
+  Block Allocate(uint64_t pages, PoolId id = kId) {
+    const Block block = set_.Allocate(id, pages * kPage, kA);
     watch_.MarkUsed();
     return block;
   }
@@ -48,7 +46,6 @@ class LeasesTest : public ::testing::Test {
     return scratch;
   }
   uint64_t Held() const { return watch_.handle_bytes() / kPage; }
-  uint64_t Reserved() const { return set_.Stats(kId).reserved_bytes / kPage; }
 
   // Fails each driver call of `call` in turn, on a pool that `begin` has brought about, and judges
   // what is left; then the call goes through.
@@ -79,59 +76,6 @@ class LeasesTest : public ::testing::Test {
   PoolSet set_{faulty_, {.page_bytes = kPage}};
   uint64_t name_ = 0;
 };
-
-TEST_F(LeasesTest, SleepGivesBackScratchAndWakeMapsItAnew) {
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  const Block kept = Allocate(3);
-  set_.Free(Allocate(10).address);
-  set_.EndScope(kId);
-  std::memset(reinterpret_cast<void*>(kept.address), 7, kept.bytes);  // NOLINT
-  const uint64_t mappings = watch_.mappings();
-  const uint64_t reservations = watch_.reservations();
-  for (int cycle = 0; cycle < 3; ++cycle) {
-    EXPECT_EQ(set_.Sleep(kId, /*keeps_live=*/true).bytes, 10 * kPage);
-    EXPECT_EQ(set_.Sleep(kId, /*keeps_live=*/true).bytes, 0U) << "twice";
-    EXPECT_EQ(Held(), 3U);
-    EXPECT_EQ(Reserved(), 3U);
-    EXPECT_EQ(set_.Stats(kId).allocated_bytes, 3 * kPage);
-    EXPECT_EQ(set_.Stats(kId).peak_reserved_bytes, 13 * kPage);
-    EXPECT_THROW(set_.BeginReplay(kId, 0, kA), UsageError);
-    EXPECT_EQ(set_.Wake(kId).bytes, 10 * kPage);
-    EXPECT_EQ(set_.Wake(kId).bytes, 0U) << "awake";
-    EXPECT_NO_THROW(set_.BeginReplay(kId, 0, kA));
-    EXPECT_EQ(watch_.mappings(), mappings);
-    EXPECT_EQ(watch_.reservations(), reservations);
-  }
-  const auto* const bytes = reinterpret_cast<const char*>(kept.address);  // NOLINT
-  EXPECT_TRUE(std::all_of(bytes, bytes + kept.bytes, [](char byte) { return byte == 7; }));
-}
-
-TEST_F(LeasesTest, WithoutLiveBlocksAllGoesAndFreesAreTaken) {
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  const Block block = Allocate(3);
-  set_.EndScope(kId);
-  set_.Sleep(kId, /*keeps_live=*/false);
-  EXPECT_EQ(Held(), 0U);
-  set_.Free(block.address);
-  set_.Release(kId);
-  EXPECT_EQ(set_.Trim(), 0U);
-  EXPECT_FALSE(set_.Contains(kId)) << "a pool is dropped asleep";
-  EXPECT_EQ(watch_.reservations() + watch_.mappings(), 0U);
-}
-
-TEST_F(LeasesTest, ACaptureWakesThePoolAndNothingSleepsDuringOne) {
-  Capture(5);
-  set_.Sleep(kId, true);
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  EXPECT_EQ(Held(), 5U);
-  EXPECT_THROW(set_.Sleep(kId, true), UsageError);
-  EXPECT_THROW(set_.TrimToNeeds(kId), UsageError);
-  EXPECT_THROW(set_.BeginLoan(kId), UsageError);
-  set_.EndScope(kId);
-  const CaptureId other = host_.graphs().Begin(kB);
-  EXPECT_THROW(set_.Sleep(kId, true), UsageError) << "a capture that the driver knows";
-  host_.graphs().End(other);
-}
 
 TEST_F(LeasesTest, AWakeWithoutMemoryLeavesThePoolAsleepAndWhole) {
   const Block scratch = Capture(25);
@@ -214,78 +158,6 @@ TEST_F(LeasesTest, ATrimKeepsWhatIsLeftNeedsAlsoWhereTheDriverFails) {
       });
 }
 
-TEST_F(LeasesTest, ALoanHasNoCapturedAddressAndReplaysAreOrderedWithIt) {
-  const Block scratch = Capture(8);
-  const uint64_t replayed = watch_.Submit(kB);
-  const PoolId loan = set_.BeginLoan(kId);
-  EXPECT_EQ(set_.LendableBytes(kId), 0U) << "all is lent";
-  const Block block = Allocate(8, loan);
-  EXPECT_TRUE(watch_.IsBehind(kA, kB, replayed));
-  EXPECT_TRUE(block.address + block.bytes <= scratch.address ||
-              scratch.address + scratch.bytes <= block.address);
-  EXPECT_EQ(Held(), 8U);
-  EXPECT_THROW(Allocate(1, loan), OutOfMemoryError);
-  EXPECT_THROW(set_.BeginReplay(kId, name_, kB), UsageError);
-  const uint64_t borrowed = watch_.Submit(kA);
-  set_.Free(block.address);
-  set_.BeginReplay(kId, name_, kB);
-  EXPECT_TRUE(watch_.IsBehind(kB, kA, borrowed));
-  EXPECT_EQ(watch_.quiesce_calls(), 0U) << "the host waits for nothing";
-  set_.Free(Allocate(2, loan).address);  // is lent again
-  set_.EndScope(loan);
-}
-
-// A backward pass reads what the forward pass left, and whoever has the address of an output reads
-// that, though nobody holds their blocks.
-TEST_F(LeasesTest, ALoanHasNothingThatACaptureLeft) {
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  const Block left = Allocate(3);
-  set_.Free(Allocate(5).address);
-  set_.EndScope(kId);
-  const uint64_t forward = set_.NameCapture(kId);
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  set_.Free(left.address);
-  set_.EndScope(kId);
-  EXPECT_EQ(set_.LendableBytes(kId), 5 * kPage);
-  const PoolId loan = set_.BeginLoan(kId);
-  EXPECT_THROW(Allocate(6, loan), OutOfMemoryError);
-  set_.EndScope(loan);
-  set_.DropCapture(kId, forward);
-  EXPECT_EQ(set_.LendableBytes(kId), 8 * kPage);
-}
-
-TEST_F(LeasesTest, ACaptureOfTheLenderGetsNothingThatIsLent) {
-  Capture(8);
-  const PoolId loan = set_.BeginLoan(kId);
-  const Block borrowed = Allocate(5, loan);
-  std::memset(reinterpret_cast<void*>(borrowed.address), 7, borrowed.bytes);  // NOLINT
-  set_.BeginScope(kId, ScopeKind::kCapture);
-  const Block block = Allocate(8);
-  EXPECT_EQ(Held(), 13U);
-  std::memset(reinterpret_cast<void*>(block.address), 1, block.bytes);  // NOLINT
-  EXPECT_EQ(*reinterpret_cast<const char*>(borrowed.address), 7);       // NOLINT
-  EXPECT_THROW(Allocate(1, loan), UsageError) << "a capture is under way";
-  set_.EndScope(kId);
-  set_.Free(borrowed.address);
-  set_.EndScope(loan);
-}
-
-TEST_F(LeasesTest, ATrimKeepsWhatIsLentToALiveBlock) {
-  Capture(8);
-  const PoolId loan = set_.BeginLoan(kId);
-  const Block borrowed = Allocate(2, loan);
-  set_.EndScope(loan);
-  set_.DropCapture(kId, name_);
-  set_.TrimToNeeds(kId);
-  EXPECT_EQ(Held(), 2U);
-  set_.Release(kId);
-  set_.Trim();
-  EXPECT_EQ(Held(), 2U);
-  set_.Free(borrowed.address);
-  set_.Trim();
-  EXPECT_FALSE(set_.Contains(kId));
-}
-
 // It once looked through the whole pool as long as anything of it was lent or away.
 TEST_F(LeasesTest, AFreeCostsTheSameHoweverMuchLives) {
   HostDriver host({.granularity = kPage, .map_memory = false});
@@ -309,26 +181,6 @@ TEST_F(LeasesTest, AFreeCostsTheSameHoweverMuchLives) {
   set.EndScope(loan);
   set.Sleep(kId, /*keeps_live=*/false);
   EXPECT_LT(seconds_of_frees(2), 100 * least + 0.1) << "all is away";
-}
-
-TEST_F(LeasesTest, ARestoreWakesAndIsRefusedWhereMemoryIsLent) {
-  set_.BeginScope(kId, ScopeKind::kEager);
-  const Block block = Allocate(4);
-  set_.EndScope(kId);
-  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
-  set_.Free(block.address);
-  set_.Sleep(kId, true);
-  set_.TrimToNeeds(kId);
-  set_.Restore(kId, checkpoint);
-  EXPECT_EQ(set_.At(block.address)->block, block);
-  set_.Free(block.address);
-  set_.TrimToNeeds(kId);  // waits, so that all that is free is open
-  const PoolId loan = set_.BeginLoan(kId);
-  const Block borrowed = Allocate(4, loan);
-  EXPECT_THROW(set_.Restore(kId, checkpoint), UsageError);
-  set_.Free(borrowed.address);
-  EXPECT_NO_THROW(set_.Restore(kId, checkpoint));
-  set_.EndScope(loan);
 }
 
 }  // namespace

@@ -76,14 +76,6 @@ class RingTest : public ::testing::Test {
   Ring ring_{ranges_, memory_};
 };
 
-TEST_F(RingTest, WhatEagerWorkUsedIsNotTheRings) {
-  Place(12, /*is_first=*/true);
-  EndCapture();
-  blocks_.ForEach([](Address, LiveBlock& live) { live.eager = true; });
-  Free(0);
-  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}}));
-}
-
 // What waits for another stream too must not go on waiting for its own alone.
 TEST_F(RingTest, WhatWaitsForAnotherStreamDoesSoWhenTheRingIsGone) {
   driver_.graphs().Begin(StreamId{1});
@@ -120,16 +112,6 @@ TEST_F(RingTest, ABlockLiesAcrossTheEnd) {
   EXPECT_EQ(ranges_.page_count(), 5U) << "as many as three blocks fill";
   EXPECT_EQ(ranges_.range_count(), 2U) << "the ring and the seam";
   EXPECT_EQ(ranges_.mapping_count(), 5U + 4U) << "the seam shows two pages of both ends";
-}
-
-TEST_F(RingTest, AFullRangeMakesWayForAnother) {
-  Place(8);
-  const uint32_t room = ranges_.range(RangeId{0}).room_back;
-  const uint64_t at = Place((uint64_t{room} + 1) * kPageSize.count());
-  EXPECT_EQ(at, At(ranges_.range(RangeId{1}).begin(), 0));
-  EndCapture();
-  Free(0);
-  EXPECT_EQ(FreeOfRing(), Extents()) << "it is no ring's any more";
 }
 
 TEST_F(RingTest, AFailureChangesNothing) {
