@@ -24,6 +24,24 @@ namespace {
 
 using ::testing::Contains;
 using ::testing::IsEmpty;
+using ::testing::Not;
+
+TEST_F(ExecCacheTest, BehindALaunchOnAStreamThatMayBeGone) {
+  host_.HoldEvents(true);
+  MakeCache(1);
+  const GraphNumber graph = Add(Graph{10});
+  const GraphNumber other = Add(Graph{11});
+  Launch(graph, kA, /*lasts=*/false);
+  Launch(other, kA, /*lasts=*/false);
+  events_.Disarm();
+  Launch(graph, kB);
+  EXPECT_EQ(host_.waits(), (std::vector{HostDriver::Wait{kB, kA}}));
+  EXPECT_THAT(events_.calls(), Not(Contains(DriverCall::kRecordEvent)));
+  Launch(other, kB);
+  // It has the same name, but may be another stream.
+  Launch(graph, kA, /*lasts=*/false);
+  EXPECT_THAT(host_.waits(), Contains(HostDriver::Wait{kA, kA}));
+}
 
 TEST_F(ExecCacheTest, AStreamThatACaptureHoldsDoesNotWaitAndHidesNothing) {
   host_.HoldEvents(true);

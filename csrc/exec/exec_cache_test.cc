@@ -64,6 +64,40 @@ TEST_F(ExecCacheTest, WhatWasDroppedIsMadeAgain) {
   EXPECT_EQ(book_.instantiations(), made);
 }
 
+TEST_F(ExecCacheTest, WhatHasNoMemoryAnyMoreIsLeftToItsLaunch) {
+  MakeCache(1);
+  const GraphNumber graph = Add(Graph{10});
+  cache_->DropIdle();
+  book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
+  cache_->MakeDropped({.stream = kA, .stream_lasts = true});
+  EXPECT_EQ(Execs(), 0u);
+  book_.Disarm();
+  Launch(graph, kA);
+}
+
+TEST_F(ExecCacheTest, AnUnfinishedLaunchElsewhereIsNotTouched) {
+  MakeCache(1);
+  host_.HoldEvents(true);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec running = Launch(first, kA);
+  book_.ForgetChanges();
+  const GraphExec other = Launch(second, kB);
+  EXPECT_NE(other, running);
+  EXPECT_THAT(book_.changed(), IsEmpty());
+  EXPECT_EQ(book_.HeldBy(running), Graph{10});
+  EXPECT_EQ(Execs(), 2u);
+  // Each goes on with what it has.
+  EXPECT_EQ(Launch(first, kA), running);
+  EXPECT_EQ(Launch(second, kB), other);
+  EXPECT_THAT(book_.changed(), IsEmpty());
+  // Both have ended: the number goes back.
+  host_.CompleteEvents();
+  host_.HoldEvents(false);
+  for (uint32_t i = 0; i < kLaunchesBeforeMore; ++i) Launch(i % 2 == 0 ? first : second, kA);
+  EXPECT_EQ(Execs(), 1u) << "though each graph has its own";
+}
+
 // Another thread begins a capture between the question whether one is under way and the mark, which
 // is a part of it then: CUDA refuses every question after such an event.
 class ExecCacheRaceTest : public ExecCacheTest, public ::testing::WithParamInterface<bool> {};
