@@ -87,5 +87,17 @@ TEST_F(PoolCheckpointTest, AThousandRestoresAddNothing) {
   EXPECT_EQ(watch_.handles(), end.pages);
 }
 
+// As native has it: all that lived is freed, all that lives is allocated.
+TEST_F(PoolCheckpointTest, TrafficCountsAllBlocks) {
+  Capture(1);
+  const PoolCheckpoint checkpoint = set_.Checkpoint(kId);
+  AllocateIn(ScopeKind::kCapture, kPage);
+  set_.ResetTraffic();
+  set_.Restore(kId, checkpoint);
+  EXPECT_EQ(set_.Usage().all.count.removed, 4U);
+  EXPECT_EQ(set_.Usage().all.count.added, 3U);
+  EXPECT_EQ(set_.Usage().reserved_bytes.added, 0U);
+}
+
 }  // namespace
 }  // namespace cgp

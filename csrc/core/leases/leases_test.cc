@@ -1,5 +1,5 @@
-// Leases where there is no memory, where the driver fails, and in large pools. What goes and comes
-// back, and what replays may do meanwhile, the fuzzer judges.
+// Leases where there is no memory, where the driver fails, and in large pools; what a loan has. What
+// goes and comes back the fuzzer judges.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,6 +18,7 @@ namespace cgp {
 namespace {
 
 constexpr StreamId kA{1};
+constexpr StreamId kB{2};
 constexpr PoolId kId{1, 0};
 constexpr uint64_t kPage = 4096;
 constexpr uint64_t kLimit = 40 * kPage;
@@ -156,6 +157,46 @@ TEST_F(LeasesTest, ATrimKeepsWhatIsLeftNeedsAlsoWhereTheDriverFails) {
         EXPECT_TRUE(watch_.Accessible(small.address, small.bytes));
         EXPECT_NO_THROW(set_.BeginReplay(kId, names.front(), kA));
       });
+}
+
+TEST_F(LeasesTest, ALoanHasNoCapturedAddressAndReplaysAreOrderedWithIt) {
+  const Block scratch = Capture(8);
+  const uint64_t replayed = watch_.Submit(kB);
+  const PoolId loan = set_.BeginLoan(kId);
+  EXPECT_EQ(set_.LendableBytes(kId), 0U) << "all is lent";
+  const Block block = Allocate(8, loan);
+  EXPECT_TRUE(watch_.IsBehind(kA, kB, replayed));
+  EXPECT_TRUE(block.address + block.bytes <= scratch.address ||
+              scratch.address + scratch.bytes <= block.address);
+  EXPECT_EQ(Held(), 8U);
+  EXPECT_THROW(Allocate(1, loan), OutOfMemoryError);
+  EXPECT_THROW(set_.BeginReplay(kId, name_, kB), UsageError);
+  const uint64_t borrowed = watch_.Submit(kA);
+  set_.Free(block.address);
+  set_.BeginReplay(kId, name_, kB);
+  EXPECT_TRUE(watch_.IsBehind(kB, kA, borrowed));
+  EXPECT_EQ(watch_.quiesce_calls(), 0U) << "the host waits for nothing";
+  set_.Free(Allocate(2, loan).address);  // is lent again
+  set_.EndScope(loan);
+}
+
+// A backward pass reads what the forward pass left, and whoever has the address of an output reads
+// that, though nobody holds their blocks.
+TEST_F(LeasesTest, ALoanHasNothingThatACaptureLeft) {
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const Block left = Allocate(3);
+  set_.Free(Allocate(5).address);
+  set_.EndScope(kId);
+  const uint64_t forward = set_.NameCapture(kId);
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  set_.Free(left.address);
+  set_.EndScope(kId);
+  EXPECT_EQ(set_.LendableBytes(kId), 5 * kPage);
+  const PoolId loan = set_.BeginLoan(kId);
+  EXPECT_THROW(Allocate(6, loan), OutOfMemoryError);
+  set_.EndScope(loan);
+  set_.DropCapture(kId, forward);
+  EXPECT_EQ(set_.LendableBytes(kId), 8 * kPage);
 }
 
 // It once looked through the whole pool as long as anything of it was lent or away.

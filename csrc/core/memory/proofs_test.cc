@@ -6,6 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "core/base/error.h"
+#include "core/base/units.h"
 #include "testing/host_driver.h"
 
 namespace cgp {
@@ -45,6 +47,26 @@ class ProofTableTest : public ::testing::Test {
   const CaptureId capture_;
   ProofTable proofs_{host_};
 };
+
+TEST_F(ProofTableTest, ContainsWhatWasAddedSinceTheLastClear) {
+  EXPECT_FALSE(proofs_.Contains(FenceId::kOpen));
+  EXPECT_FALSE(proofs_.Contains(kFence1));
+  const GraphNode node = Launch(kA);
+  Add(kFence7, {node});
+  EXPECT_TRUE(proofs_.Contains(kFence7));
+  for (const FenceId fence : {FenceId::kOpen, kFence1, FenceId{6}, FenceId{8}}) {
+    EXPECT_FALSE(proofs_.Contains(fence));
+  }
+  EXPECT_THROW(Add(kFence7, {node}), InternalError);
+  EXPECT_THROW(Add(kFence1, {}), InternalError);
+  proofs_.Clear();
+  EXPECT_FALSE(proofs_.Contains(kFence7));
+  EXPECT_EQ(proofs_.stream_count(), 0u);
+  const std::size_t b = AddStream();
+  Add(kFence7, {node});
+  Join(kB, kA);
+  EXPECT_THAT(Advance(b, kB), ElementsAre(kFence7)) << "nothing of the old capture is in the way";
+}
 
 // A leases to B, until it had to make the pool grow meanwhile: then not before it gets something
 // back.

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <vector>
 
 #include "core/base/error.h"
@@ -29,6 +30,17 @@ TEST(RangeTableTest, WhatAPlanCannotMeanIsRefused) {
                InternalError);
   table.Map({.range = RangeId{0}, .handles = std::vector(room, kNew)});
   table.Check();
+}
+
+// Room that was asked for is that one's alone; what a range has anyway is anybody's.
+TEST(RangeTableTest, RoomThatWasAskedForIsLeftToWhoAsked) {
+  HostDriver driver({.granularity = kPageSize.bytes(), .map_memory = false});
+  RangeTable table(driver, kPageSize);
+  table.Map(InNewRange({kNew}));
+  EXPECT_EQ(table.NewestWithRoom(1), RangeId{0});
+  table.Map({.range = {}, .room = 1000, .handles = {kNew}});
+  EXPECT_GE(table.range(RangeId{1}).room_back, 1000u);
+  EXPECT_EQ(table.NewestWithRoom(1), std::nullopt);
 }
 
 TEST(RangeTableTest, TheDestructorGoesOnAfterAFailure) {

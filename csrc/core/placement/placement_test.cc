@@ -43,6 +43,18 @@ class PlacementTest : public ::testing::Test {
   FreeList& list_ = bytes_.AddFreeList(StreamId{1}, FenceId{1});
 };
 
+// More ranges in vain than a search looks at: then a range with a page more will do.
+TEST_F(PlacementTest, ALongSearchSettlesForAWholePageMore) {
+  for (int i = 0; i < 100; ++i) MapNew({"....", "xxxx"});
+  MapNew({"xxx.", "....", "xxxx"});  // is exact, and passed over
+  MapNew({"....", "....", "xxxx"});
+  for (uint32_t r = 0; r < ranges_.range_count(); ++r) list_.Runs(RangeId{r});
+  const auto found = FindMapped(list_, Granules(5), Slack::kOnePage);
+  ASSERT_TRUE(found);
+  EXPECT_EQ(found->vpage, ranges_.range(RangeId{101}).begin());
+  EXPECT_FALSE(FindMapped(list_, Granules(5), Slack::kNone));
+}
+
 TEST_F(PlacementTest, OfATailAllIsTakenAndTheLastPageIsLeftATail) {
   MapNew({"xxxx", "....", "xxxx"});
   MapNew({"xxxx", "x...", "xxxx"});

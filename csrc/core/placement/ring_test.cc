@@ -114,6 +114,16 @@ TEST_F(RingTest, ABlockLiesAcrossTheEnd) {
   EXPECT_EQ(ranges_.mapping_count(), 5U + 4U) << "the seam shows two pages of both ends";
 }
 
+TEST_F(RingTest, AFullRangeMakesWayForAnother) {
+  Place(8);
+  const uint32_t room = ranges_.range(RangeId{0}).room_back;
+  const uint64_t at = Place((uint64_t{room} + 1) * kPageSize.count());
+  EXPECT_EQ(at, At(ranges_.range(RangeId{1}).begin(), 0));
+  EndCapture();
+  Free(0);
+  EXPECT_EQ(FreeOfRing(), Extents()) << "it is no ring's any more";
+}
+
 TEST_F(RingTest, AFailureChangesNothing) {
   Place(12, /*is_first=*/true);
   const Extents before = FreeOfRing();
