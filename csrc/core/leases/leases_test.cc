@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <cstring>
 #include <ctime>
 #include <functional>
 #include <vector>
@@ -197,6 +198,22 @@ TEST_F(LeasesTest, ALoanHasNothingThatACaptureLeft) {
   set_.EndScope(loan);
   set_.DropCapture(kId, forward);
   EXPECT_EQ(set_.LendableBytes(kId), 8 * kPage);
+}
+
+TEST_F(LeasesTest, ACaptureOfTheLenderGetsNothingThatIsLent) {
+  Capture(8);
+  const PoolId loan = set_.BeginLoan(kId);
+  const Block borrowed = Allocate(5, loan);
+  std::memset(reinterpret_cast<void*>(borrowed.address), 7, borrowed.bytes);  // NOLINT
+  set_.BeginScope(kId, ScopeKind::kCapture);
+  const Block block = Allocate(8);
+  EXPECT_EQ(Held(), 13U);
+  std::memset(reinterpret_cast<void*>(block.address), 1, block.bytes);  // NOLINT
+  EXPECT_EQ(*reinterpret_cast<const char*>(borrowed.address), 7);       // NOLINT
+  EXPECT_THROW(Allocate(1, loan), UsageError) << "a capture is under way";
+  set_.EndScope(kId);
+  set_.Free(borrowed.address);
+  set_.EndScope(loan);
 }
 
 // It once looked through the whole pool as long as anything of it was lent or away.
