@@ -82,6 +82,21 @@ class PoolSetTest : public ::testing::Test {
   std::unique_ptr<PoolSet> set_ = std::make_unique<PoolSet>(faulty_);
 };
 
+TEST_F(PoolSetTest, CountsUsers) {
+  EXPECT_FALSE(set_->Contains(kOne));
+  EXPECT_EQ(set_->UseCount(kOne), 0);
+  set_->Retain(kOne);
+  EXPECT_TRUE(set_->Contains(kOne));
+  EXPECT_EQ(set_->UseCount(kOne), 1);
+  Begin(kOne);
+  EXPECT_EQ(set_->UseCount(kOne), 2);
+  End(kOne);
+  EXPECT_EQ(set_->UseCount(kOne), 2) << "the graph lives on";
+  set_->Release(kOne);
+  set_->Release(kOne);
+  EXPECT_FALSE(set_->Contains(kOne)) << "no user, no block, no memory";
+}
+
 TEST_F(PoolSetTest, RefusesUnknownPoolsAndNamesThem) {
   const auto names_it = AllOf(HasSubstr("9"), HasSubstr(ToString(kUnknown)));
   EXPECT_THAT(MessageOf<UsageError>([&] { set_->Release(kUnknown); }), names_it);

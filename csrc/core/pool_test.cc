@@ -59,6 +59,18 @@ TEST_F(PoolTest, RemembersTheLastCaptures) {
 
 // --- Scopes and bad input ---
 
+TEST_F(PoolTest, OnlyOneScopeAtATime) {
+  EXPECT_FALSE(pool_.in_scope());
+  EXPECT_THROW(pool_.EndScope(), InternalError);
+  pool_.BeginScope(ScopeKind::kEager);
+  EXPECT_TRUE(pool_.in_scope());
+  EXPECT_THROW(pool_.BeginScope(ScopeKind::kCapture), InternalError);
+  EXPECT_TRUE(pool_.in_scope());
+  pool_.EndScope();
+  EXPECT_FALSE(pool_.in_scope());
+  EXPECT_THROW(pool_.EndScope(), InternalError);
+}
+
 TEST(PoolOptionsTest, PagesArePowerOfTwoMultiplesOfTheGranularity) {
   HostDriver host({.granularity = 4096, .map_memory = false});
   EXPECT_EQ(Pool(host, {}).Stats().page_bytes, 4096U);

@@ -98,6 +98,22 @@ TEST_F(ExecCacheTest, AnUnfinishedLaunchElsewhereIsNotTouched) {
   EXPECT_EQ(Execs(), 1u) << "though each graph has its own";
 }
 
+TEST_F(ExecCacheTest, ACapturingStreamIsNotAskedAndCountsAsUnfinished) {
+  MakeCache(1);
+  const GraphNumber first = Add(Graph{10});
+  const GraphNumber second = Add(Graph{11});
+  const GraphExec exec = Launch(first, kA);
+  const CaptureId capture = host_.graphs().Begin(kA);
+  const GraphExec other = Launch(second, kB);
+  EXPECT_NE(other, exec);
+  EXPECT_EQ(host_.calls()[DriverCall::kRecordEvent], 0u);
+  host_.graphs().Invalidate(capture);
+  EXPECT_NE(Launch(Add(Graph{12}), kB), exec) << "nor while nobody has ended it";
+  host_.graphs().End(capture);
+  Launch(Add(Graph{13}), kB);
+  EXPECT_EQ(Execs(), 1u);
+}
+
 // Another thread begins a capture between the question whether one is under way and the mark, which
 // is a part of it then: CUDA refuses every question after such an event.
 class ExecCacheRaceTest : public ExecCacheTest, public ::testing::WithParamInterface<bool> {};

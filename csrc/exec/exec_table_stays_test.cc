@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/error.h"
 #include "exec/exec_table.h"
 
 namespace cgp {
@@ -120,6 +121,22 @@ TEST_F(ExecTableStaysTest, TheOnlyOneIsMadeAnewWhenItsLaunchesHaveEndedOrAfterVe
     Run(&table, graphs[0]);
     EXPECT_EQ(table.exec_count(), 1u);
   }
+}
+
+TEST_F(ExecTableStaysTest, AStepThatIsNotAllowedIsRefused) {
+  ExecTable table(4);
+  const auto first = AddGraphs(&table, 2);
+  const auto second = AddGraphs(&table, 1);
+  const GroupNumber alone = table.AddGroup(GroupKind::kAlone);
+  table.Add(alone);
+  Run(&table, first[0]);
+  const ExecNumber exec = *table.HolderOf(first[0]);
+  EXPECT_THROW(table.Add(alone), InternalError);
+  EXPECT_THROW(table.SetApart(first[0]), InternalError) << "an executable holds it";
+  EXPECT_THROW(table.Made(first[0]), InternalError);
+  EXPECT_THROW(table.Updated(exec, second[0]), InternalError) << "of another group";
+  EXPECT_THROW(table.Updated(exec, first[0]), InternalError) << "it holds it already";
+  table.Check();
 }
 
 // Whatever is launched how often, and whatever runs meanwhile.

@@ -216,6 +216,22 @@ TEST_F(LeasesTest, ACaptureOfTheLenderGetsNothingThatIsLent) {
   set_.EndScope(loan);
 }
 
+TEST_F(LeasesTest, ATrimKeepsWhatIsLentToALiveBlock) {
+  Capture(8);
+  const PoolId loan = set_.BeginLoan(kId);
+  const Block borrowed = Allocate(2, loan);
+  set_.EndScope(loan);
+  set_.DropCapture(kId, name_);
+  set_.TrimToNeeds(kId);
+  EXPECT_EQ(Held(), 2U);
+  set_.Release(kId);
+  set_.Trim();
+  EXPECT_EQ(Held(), 2U);
+  set_.Free(borrowed.address);
+  set_.Trim();
+  EXPECT_FALSE(set_.Contains(kId));
+}
+
 // It once looked through the whole pool as long as anything of it was lent or away.
 TEST_F(LeasesTest, AFreeCostsTheSameHoweverMuchLives) {
   HostDriver host({.granularity = kPage, .map_memory = false});
