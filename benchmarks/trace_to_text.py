@@ -1,7 +1,6 @@
 """Writes recorded captures as the plain text that the C++ programs read.
 
     python benchmarks/trace_to_text.py --output build/traces tests/traces/*.json.gz
-    CGP_BENCHMARK_TRACES=$(ls build/traces/*.txt | paste -sd:) build/csrc/testing/cgp_benchmark
     build/csrc/testing/cgp_quality --orders 100 build/traces/*.txt
 
 One line for each event: ``graph KEY``, ``alloc ID BYTES STREAM`` or ``free ID``.

@@ -87,29 +87,6 @@ TEST_F(PoolCheckpointTest, AThousandRestoresAddNothing) {
   EXPECT_EQ(watch_.handles(), end.pages);
 }
 
-// What is freed and what is allocated never live together.
-TEST_F(PoolCheckpointTest, PeaksAreWhatThereWasAtOnce) {
-  const Block first = AllocateIn(ScopeKind::kCapture, 5 * kPage);
-  const PoolCheckpoint five = set_.Checkpoint(kId);
-  set_.Free(first.address);
-  AllocateIn(ScopeKind::kCapture, 4 * kPage - 100, kB);
-  const PoolCheckpoint four = set_.Checkpoint(kId);
-  set_.ResetPeaks();
-  set_.TakeNewPeak();
-  set_.Restore(kId, five);
-  EXPECT_TRUE(set_.TakeNewPeak());
-  EXPECT_EQ(set_.Usage().all.bytes.peak, 5 * kPage);
-  EXPECT_EQ(set_.Usage().all.requested_bytes.peak, 5 * kPage);
-  EXPECT_EQ(set_.Usage().all.count.peak, 1U);
-  set_.ResetPeaks();
-  set_.Restore(kId, four);
-  EXPECT_FALSE(set_.TakeNewPeak());
-  EXPECT_EQ(set_.Usage().all.bytes.peak, 5 * kPage);
-  EXPECT_EQ(set_.Usage().all.bytes.current, 4 * kPage);
-  EXPECT_EQ(set_.Usage().all.requested_bytes.current, 4 * kPage - 100);
-  EXPECT_EQ(set_.Stats(kId).peak_allocated_bytes, 5 * kPage);
-}
-
 // As native has it: all that lived is freed, all that lives is allocated.
 TEST_F(PoolCheckpointTest, TrafficCountsAllBlocks) {
   Capture(1);

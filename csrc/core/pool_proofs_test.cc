@@ -62,9 +62,7 @@ class PoolProofsTest : public PoolTest {
 
   GraphNode Launch(StreamId stream) { return graphs_.Launch(stream); }
   // The stream waits for all that the other one has captured.
-  void Join(StreamId stream, StreamId other) { Wait(stream, Record(other)); }
-  Frontier Record(StreamId stream) const { return graphs_.Record(stream); }
-  void Wait(StreamId stream, const Frontier& event) { graphs_.Wait(stream, event); }
+  void Join(StreamId stream, StreamId other) { graphs_.Wait(stream, graphs_.Record(other)); }
 
   // What streams do in captures, as a text. Streams are A to D, sizes a page or so many pages
   // ("2p") or granules ("9g"), and what stands in brackets is a remark. Each statement ends with a
@@ -77,8 +75,7 @@ class PoolProofsTest : public PoolTest {
   //   a b = A 2p     A gets a block a and a block b
   //   free a b       in this order
   //   B uses a       by record_stream()
-  //   A launches     "early": programmatically
-  //   e marks A      an event; "B waits e" or, for what A has captured by now, "B waits A"
+  //   A launches     something; "B waits A" for what A has captured by now
   //   A works        what is not captured; "done" when it is over
   //   A reuses 2p    gets memory that the pool has already, and keeps it; else "A grows 2p"
   //   invalidate     the last capture
@@ -152,13 +149,9 @@ class PoolProofsTest : public PoolTest {
     } else if (verb == "uses") {
       Use(blocks_.at(words.at(2)), StreamOf(first));
     } else if (verb == "launches") {
-      graphs_.Launch(StreamOf(first), words.size() > 2 ? HostGraphs::LaunchKind::kProgrammatic
-                                                       : HostGraphs::LaunchKind::kPlain);
-    } else if (verb == "marks") {
-      events_[first] = Record(StreamOf(words.at(2)));
+      Launch(StreamOf(first));
     } else if (verb == "waits") {
-      const auto event = events_.find(words.at(2));
-      Wait(StreamOf(first), event == events_.end() ? Record(StreamOf(words[2])) : event->second);
+      Join(StreamOf(first), StreamOf(words.at(2)));
     } else if (verb == "works") {
       watch_.Submit(StreamOf(first));
     } else if (verb == "reuses" || verb == "grows") {
@@ -170,7 +163,6 @@ class PoolProofsTest : public PoolTest {
 
   std::vector<CaptureId> captures_;  // under way
   std::map<std::string, Block> blocks_;
-  std::map<std::string, Frontier> events_;
 };
 
 // A test of a table.
@@ -209,18 +201,12 @@ std::vector<PoolScript> Scripts() {
        "capture A B; B launches; free output; A waits B;"
        "A grows (a replay does not wait for what B did before the capture); B grows; end;"
        "capture A B; A grows (nor does the end of the capture); B grows; done; A reuses; end"},
-      {"AStreamThatIsNotCapturingIsProvenNothing",
-       "capture A B; a = A; b = B; A launches; free a; C grows; end; capture A B; B reuses"},
       // What it does may be part of a body by the time that it allocates again.
       {"WhatAStreamFreesThatIsNotCapturingIsHeldWhileOthersAre",
        "capture A B; a = A; c = C; free c; A launches; B waits A; B grows; C grows"},
       {"TheFirstStreamNeedNotBeCapturing",
        "capture A B; c = C; A launches; free c; A grows; B grows; C reuses; d = C; free d; A grows;"
        "C grows; end"},
-      {"AnEagerScopesBlockIsNotProvenByTheCaptureThatFreesIt",
-       "eager; a = A; A works; scope ends;"
-       "capture A B; x = A; y = B; A launches; free a; B waits A; A grows; B grows; end;"
-       "capture A; A grows; done; A reuses; end"},
       {"EagerWorkBetweenCapturesIsWaitedFor",
        "capture A B; B launches; A launches; x = A 8g; y = B 8g; a = A; free a; end;"
        "eager; e = B; pages 2; B works; free e; scope ends;"
@@ -237,25 +223,6 @@ std::vector<PoolScript> Scripts() {
        "last;"
        "body ends; A launches; B waits A; B reuses (that of A); B grows;"
        "body C; C grows (the same stream, but another body); body ends; end; capture B; B reuses"},
-      {"EachCaptureProvesWhatItFreed",
-       "capture A; A launches; body B; B launches; x = A 8g; y = B 8g; a = A; b = B; free a; B "
-       "grows;"
-       "free b; C waits B; C launches; C reuses (behind the body's free);"
-       "D waits A; D reuses (behind the first one's)"},
-      {"AStreamGetsItsOwnBytesBackThoughOtherCapturesAreUnderWay",
-       "capture A; body B; a = A; b = B; A launches; B launches; free a b; A reuses; B reuses"},
-      {"ABodyTakesWhatIsOpen",
-       "capture A; a = A; free a; end; capture A; x = A 1g;"
-       "body B; B reuses 1g (beside that of A, which was open when the scope began)"},
-      // Its blocks too are known to be of this capture, not of the body.
-      {"ABodyDoesNotHoldWhatTheFirstStreamHadBeforeItCapturedAnything",
-       "capture A B; a = A; b = B; body C; c = C; body ends; A launches; free a; B grows; B waits "
-       "A;"
-       "B reuses"},
-      // An earlier block of a stream that captures nothing: which of them has worked on it nobody
-      // knows.
-      {"WhereThereAreSeveralCapturesNoStreamsOrderIsTrusted",
-       "capture A; d = D; end; capture A B; a = A; b = B; body C; c = C; free d; D grows"},
       // A's frontier in its new capture says nothing of what it did in the one before.
       {"AStreamThatHasGoneOnToAnotherCaptureProvesNothingOfTheOneBefore",
        "capture A B; a used = A; B uses used; A launches; capture ends;"
@@ -265,19 +232,6 @@ std::vector<PoolScript> Scripts() {
        "capture A; old = A; end;"
        "scope begins; body B; B launches; body A; A launches; x = A 8g; y = B 8g; fresh = A;"
        "free old fresh; body ends; body A; A launches; A grows; body ends; body ends; scope ends"},
-      {"AUseInAnotherCaptureLastsUntilTheScopeEnds",
-       "capture A B; a = A; body C; C uses a; A launches; C launches; free a; B waits A; A grows;"
-       "B grows; C grows; body ends; end; capture A; A reuses"},
-      // Its stream is part of the first one by the time of the free. Nothing is allocated in the body,
-      // so that the pool learns of that from the use alone.
-      {"AUseInABodyThatIsOverLastsUntilTheScopeEnds",
-       "capture A B; a = A; body C; C uses a; C launches; body ends; A launches; C waits A; free a;"
-       "A grows (nothing of A waits for the body); B waits A; B grows; end; capture A; A reuses"},
-      // The pool is told nothing of the body: its stream uses what is its own, and allocates nothing.
-      {"AStreamThatMayHaveBeenInABodyHasNoOrder",
-       "capture A C; c = C; end; capture A B; a = A; b = B; A launches;"
-       "body C; C launches; body ends; free c; C waits B; C grows (B has not waited for the body);"
-       "end; done; capture A; A reuses"},
       // Nothing is allocated, so that the pool learns of the captures from the free alone.
       {"AUserInAnotherCaptureIsWaitedForThoughTheScopeOnlyFrees",
        "capture A; a = A; end;"
@@ -297,35 +251,6 @@ std::vector<PoolScript> Scripts() {
       {"WhatIsFreedBetweenTheEndsOfTheCaptureAndTheScopeIsFreeAfterwards",
        "capture A B; a = A; b = B; used = A; B uses used; A launches; B launches; capture ends;"
        "free a b used; scope ends; capture C; C reuses; C reuses; C reuses"},
-      // --- Captures after each other ---
-      {"AfterTheScopeEverythingIsFreeToAll",
-       "capture A B C; a = A; b = B; c = A; C uses c; A launches; B launches; C launches; free a b "
-       "c;"
-       "end; capture D; D reuses; D reuses; D reuses"},
-      {"AScopeThatOnlyFreesLeavesNothingBehind",
-       "capture A B; B launches; A launches; a = A; b = B; end;"
-       "capture A B; B launches; A launches; A uses b; free a b; end;"
-       "capture A B; B launches; A launches; A reuses; B reuses; end"},
-      // The pool expects of a capture what the last one was like: with several streams each free
-      // notes its frontier from the beginning, with one nothing is asked for.
-      {"ThatACaptureHadSeveralStreamsIsRemembered",
-       "capture A B; a = A; free a; b = B; free b; end;"
-       "capture A B; a = A; A launches; then marks A; free a; A launches; B waits then;"
-       "B reuses (the frontier was noted before B came)"},
-      {"ScopesOfOneAndOfManyStreamsFollowEachOther",
-       "capture A; a = A 4p; A launches; free a; end;"
-       "capture A B; B launches; A launches; a = A; b = B; A launches; free a; B launches;"
-       "c = B; free c; B waits A; all = B 3p; free all b; end; pages 4;"
-       "capture A; a = A 4p; A launches; free a; end;"
-       "capture A B; B launches; A launches; a = A; b = B; A launches; free a; B launches;"
-       "c = B; free c; B waits A; all = B 3p; free all b; end; pages 4"},
-      {"AnEarlierCapturesBlockIsBehindTheFrontierOfTheStreamThatMadeIt",
-       "capture A B; a = A; b = B; free b; end;"
-       "capture A B; b = B; A launches; free a; B grows; B waits A; B reuses"},
-      {"AnEarlierCapturesBlockOfAStreamThatDoesNotCaptureNowIsHeldToTheEnd",
-       "capture A B; a used = A; B uses used; b = B; free b; end;"
-       "capture B C; b = B; free a used; B launches; C waits B; B grows; C grows; end; done;"
-       "capture B; B reuses 2p"},
   };
 }
 

@@ -17,27 +17,12 @@ Block BlockOf(uint64_t bytes, uint64_t requested_bytes) {
   return {.address = 0, .bytes = bytes, .requested_bytes = requested_bytes, .stream = {}};
 }
 
-// The gauges one by one, counted from what there is.
+// The gauges, in the order of ForEachPair().
 constexpr std::size_t kGauges = 13;
 constexpr std::size_t kHandles = 9;
 constexpr std::size_t kReservedBytes = 10;
 constexpr std::size_t kFreeBytes = 11;  // this and what follows have no peaks to tell of
 constexpr std::size_t kFreeExtents = 12;
-
-std::array<Gauge, kGauges> GaugesOf(const SetUsage& usage) {
-  std::array<Gauge, kGauges> gauges;
-  std::size_t i = 0;
-  for (const BlockUsage& blocks : {usage.all, usage.small, usage.large}) {
-    gauges[i++] = blocks.count;
-    gauges[i++] = blocks.bytes;
-    gauges[i++] = blocks.requested_bytes;
-  }
-  gauges[i++] = usage.handles;
-  gauges[i++] = usage.reserved_bytes;
-  gauges[i++] = usage.free_bytes;
-  gauges[i++] = usage.free_extents;
-  return gauges;
-}
 
 class UsageModel {
  public:
@@ -114,13 +99,14 @@ TEST_P(RandomUsage, IsWhatThereIsAndWas) {
       usage.ForEachPair(usage, [](Gauge& gauge, const Gauge&) { gauge.ResetTraffic(); });
       for (Gauge& gauge : expected) gauge.added = gauge.removed = 0;
     }
-    const std::array<Gauge, kGauges> gauges = GaugesOf(usage);
-    for (std::size_t i = 0; i < kGauges; ++i) {
-      ASSERT_EQ(gauges[i].current, expected[i].current) << "gauge " << i << ", step " << step;
-      ASSERT_EQ(gauges[i].peak, expected[i].peak) << "gauge " << i << ", step " << step;
-      ASSERT_EQ(gauges[i].added, expected[i].added) << "gauge " << i << ", step " << step;
-      ASSERT_EQ(gauges[i].removed, expected[i].removed) << "gauge " << i << ", step " << step;
-    }
+    std::size_t i = 0;
+    usage.ForEachPair(usage, [&](const Gauge& gauge, const Gauge&) {
+      const auto figures = [](const Gauge& one) {
+        return std::array{one.current, one.peak, one.added, one.removed};
+      };
+      ASSERT_EQ(figures(gauge), figures(expected[i])) << "gauge " << i << ", step " << step;
+      ++i;
+    });
   }
 }
 

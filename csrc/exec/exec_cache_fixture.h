@@ -21,7 +21,6 @@ namespace cgp {
 inline constexpr StreamId kA{1};
 inline constexpr StreamId kB{2};
 inline constexpr StreamId kC{3};
-inline constexpr HostDriver::Wait kCForA{kC, kA};
 
 class ExecCacheTest : public ::testing::Test {
  protected:

@@ -64,43 +64,15 @@ TEST_F(ExecCacheTest, WhatWasDroppedIsMadeAgain) {
   EXPECT_EQ(book_.instantiations(), made);
 }
 
-TEST_F(ExecCacheTest, WhatHasNoRoomAnyMoreIsLeftToItsLaunch) {
+TEST_F(ExecCacheTest, WhatHasNoMemoryAnyMoreIsLeftToItsLaunch) {
   MakeCache(1);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  const ExecCache::Launch launch{.stream = kA, .stream_lasts = true};
-  cache_->DropIdle();
-  const GraphExec exec = Launch(second, kA);
-  cache_->MakeDropped(launch);
-  EXPECT_EQ(Execs(), 1u);
-  EXPECT_EQ(book_.HeldBy(exec), Graph{11}) << "none loses its own for it";
-
+  const GraphNumber graph = Add(Graph{10});
   cache_->DropIdle();
   book_.Arm({.only = GraphBook::Call::kInstantiate, .status = DriverStatus::kOutOfMemory});
-  cache_->MakeDropped(launch);
+  cache_->MakeDropped({.stream = kA, .stream_lasts = true});
   EXPECT_EQ(Execs(), 0u);
   book_.Disarm();
-  Launch(second, kA);
-  Launch(first, kA);
-}
-
-TEST_F(ExecCacheTest, WhatIsLentIsNotTouched) {
-  MakeCache(1);
-  const GraphNumber first = Add(Graph{10});
-  const GraphNumber second = Add(Graph{11});
-  const GraphExec leased = cache_->Lease(first, kA);
-  const GraphExec other = Launch(second, kA);
-  EXPECT_NE(other, leased) << "though both are for one stream";
-  EXPECT_EQ(book_.HeldBy(leased), Graph{10});
-  EXPECT_EQ(Execs(), 2u);
-  EXPECT_EQ(cache_->Lease(first, kA), leased) << "leases nest";
-  Return(first, kA);
-  const GraphNumber third = Add(Graph{12});
-  EXPECT_EQ(Launch(third, kA), other) << "the first is still leased";
-  EXPECT_EQ(book_.HeldBy(leased), Graph{10});
-  Return(first, kA);
-  Launch(second, kA);
-  EXPECT_EQ(Execs(), 1u) << "back at the limit";
+  Launch(graph, kA);
 }
 
 TEST_F(ExecCacheTest, AnUnfinishedLaunchElsewhereIsNotTouched) {

@@ -1,3 +1,4 @@
+// Random steps, against a model that keeps lists and searches them.
 #include "exec/exec_table.h"
 
 #include <gmock/gmock.h>
@@ -5,101 +6,15 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <random>
 #include <set>
 #include <vector>
 
-#include "core/base/error.h"
-#include "exec/exec_table_test_table.h"
-
 namespace cgp {
 namespace {
 
-using ::testing::ElementsAre;
-using ::testing::Eq;
 using ::testing::IsEmpty;
-using ::testing::Optional;
-TEST_F(ExecTableTest, WhatNobodyNeedsAtOnceAnyMoreGoesThoughEachGraphIsHeld) {
-  for (const std::optional<size_t> limit : {std::optional<size_t>(1), std::optional<size_t>()}) {
-    ExecTable table(limit);
-    const auto graphs = AddGraphs(&table, 3);
-    for (const GraphNumber graph : graphs) {
-      Run(&table, graph);
-      in_use_.insert(*table.HolderOf(graph));
-    }
-    for (uint32_t i = 1; i < kLaunchesBeforeMore; ++i) Run(&table, graphs[2]);
-    in_use_ = {*table.HolderOf(graphs[0])};
-    EXPECT_THAT(PlanFor(table, graphs[2]).destroy, IsEmpty()) << "it may be needed soon";
-    Run(&table, graphs[2]);
-    running_ = {*table.HolderOf(graphs[1])};
-    EXPECT_THAT(PlanFor(table, graphs[2]).destroy, IsEmpty());
-    running_.clear();
-    EXPECT_EQ(Run(&table, graphs[2]), Step::kNone);
-    EXPECT_EQ(table.HolderOf(graphs[1]), std::nullopt);
-    in_use_.clear();
-    Run(&table, graphs[2]);
-    EXPECT_EQ(table.exec_count(), 1u);
-  }
-}
-
-TEST_F(ExecTableTest, OneThatIsAloneCountsTowardsNoLimit) {
-  ExecTable table(1);
-  const auto graphs = AddGraphs(&table, 1);
-  const GroupNumber group = table.AddGroup(GroupKind::kAlone);
-  const GraphNumber alone = table.Add(group);
-  EXPECT_THROW(table.Add(group), InternalError);
-  EXPECT_TRUE(table.MayHaveFirst(alone));
-  Run(&table, graphs[0]);
-  EXPECT_TRUE(table.MayHaveFirst(alone));
-  EXPECT_EQ(Run(&table, alone), Step::kMake);
-  EXPECT_FALSE(table.MayHaveFirst(alone));
-  EXPECT_TRUE(table.HolderOf(graphs[0]));
-  Run(&table, graphs[0]);
-  const auto others = AddGraphs(&table, 1);
-  Run(&table, others[0]);
-  EXPECT_TRUE(table.HolderOf(alone)) << "however long unused, it keeps its own";
-  const ExecNumber exec = *table.HolderOf(alone);
-  EXPECT_THAT(table.Remove(alone), Optional(exec));
-  table.Check();
-  EXPECT_FALSE(table.Contains(group));
-}
-
-TEST_F(ExecTableTest, AGraphThatIsSetApartHasAGroupOfItsOwn) {
-  ExecTable table(1);
-  const GroupNumber group = table.AddGroup(GroupKind::kShared);
-  const GraphNumber first = table.Add(group);
-  const GraphNumber second = table.Add(group);
-  Run(&table, first);
-  EXPECT_THROW(table.SetApart(first), InternalError) << "an executable holds it";
-  const ExecNumber left = *table.HolderOf(first);
-  EXPECT_THAT(table.SetApart(second), Eq(std::nullopt));
-  EXPECT_NE(table.GroupOf(second), group);
-  EXPECT_EQ(table.HolderOf(first), left);
-  table.Check();
-  EXPECT_TRUE(table.Contains(group));
-  EXPECT_THAT(PlanFor(table, second).destroy, ElementsAre(left));
-  EXPECT_EQ(Run(&table, second), Step::kMake);
-  const ExecNumber exec = *table.HolderOf(second);
-  const ExecTable::Plan plan = PlanFor(table, first);
-  EXPECT_EQ(plan.step, Step::kMake);
-  EXPECT_THAT(plan.destroy, ElementsAre(exec)) << "it counts towards the limit";
-  table.Remove(first);
-  EXPECT_FALSE(table.Contains(group));
-}
-
-TEST_F(ExecTableTest, AStepThatIsNotAllowedIsRefused) {
-  ExecTable table(4);
-  const auto first = AddGraphs(&table, 2);
-  const auto second = AddGraphs(&table, 1);
-  Run(&table, first[0]);
-  const ExecNumber exec = *table.HolderOf(first[0]);
-  EXPECT_THROW(table.Made(first[0]), InternalError);
-  EXPECT_THROW(table.Updated(exec, second[0]), InternalError) << "of another group";
-  EXPECT_THROW(table.Updated(exec, first[0]), InternalError) << "it holds it already";
-  table.Check();
-}
-
-// --- Random steps, against a model that keeps lists and searches them ---
 
 constexpr size_t kNoLimit = 0;
 

@@ -9,7 +9,6 @@
 #include <cstdint>
 #include <map>
 #include <mutex>
-#include <numeric>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -26,7 +25,6 @@ class CallCounts {
   void Add(DriverCall call) { ++counts_[static_cast<size_t>(call)]; }
 
   uint64_t operator[](DriverCall call) const { return counts_[static_cast<size_t>(call)]; }
-  uint64_t total() const { return std::accumulate(counts_.begin(), counts_.end(), uint64_t{0}); }
 
   bool operator==(const CallCounts&) const = default;
 

@@ -76,14 +76,6 @@ class RingTest : public ::testing::Test {
   Ring ring_{ranges_, memory_};
 };
 
-TEST_F(RingTest, WhatEagerWorkUsedIsNotTheRings) {
-  Place(12, /*is_first=*/true);
-  EndCapture();
-  blocks_.ForEach([](Address, LiveBlock& live) { live.eager = true; });
-  Free(0);
-  EXPECT_EQ(FreeOfRing(), Extents({{12, 16}}));
-}
-
 // What waits for another stream too must not go on waiting for its own alone.
 TEST_F(RingTest, WhatWaitsForAnotherStreamDoesSoWhenTheRingIsGone) {
   driver_.graphs().Begin(StreamId{1});

@@ -12,11 +12,7 @@ Session::Session(uint64_t seed) : dice_(seed) {
   for (size_t thread = 0, last = dice_.Below(3); thread <= last; ++thread) {
     workers_.push_back(std::make_unique<Worker>());
   }
-  for (DeviceIndex device = 0; device < kDevices; ++device) {
-    fake_cuda::NextDevice();
-    // So that no fault is met in what is faked.
-    for (const StreamId stream : StreamsOf(device)) fake_cuda::ActiveCapture(ToCuda(stream));
-  }
+  for (DeviceIndex device = 0; device < kDevices; ++device) fake_cuda::NextDevice();
   Set();
   most_ids_ = 1 + dice_.Below(3);
   two_devices_ = dice_.OneIn(3);

@@ -30,23 +30,16 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   std::map<std::string, int> calls;
   // What it says of itself. Tests set it.
   c10::CachingDeviceAllocator::DeviceStats stats;
-  bool counts = true;  // else it knows neither statistics nor fractions, as pluggable ones
   std::map<c10::MempoolId_t, int> users;
   std::map<std::pair<c10::DeviceIndex, c10::MempoolId_t>, StreamFilter> open;
   std::string its_name = "native";
   size_t largest = ~size_t{0};  // more it has for nobody
   // More bytes it has for no stream that allocates in a pool, and says so to its observers.
   size_t largest_in_pool = size_t{1} << 20;
-  // As native with graph_capture_record_stream_reuse: no scope ends while a stream captures that it
-  // was asked on by name.
-  bool follows_captures = false;
-  std::set<cudaStream_t> followed;
   std::vector<c10::cuda::CUDACachingAllocator::OutOfMemoryObserver> observers;
-  std::map<void*, c10::MempoolId_t> pool_of;  // of what was allocated in a pool
-  bool refuses_to_begin = false;
+  std::map<void*, c10::MempoolId_t> pool_of;      // of what was allocated in a pool
   double fraction = 1;                            // of whichever device was named last
   std::function<void()> before_stats = [] {};     // runs whenever they are asked for
-  std::set<c10::DeviceIndex> asked_of;            // whose statistics somebody wanted to know
   std::function<void()> before_fraction = [] {};  // runs whenever another one is to be set
   inline static std::set<void*> live{};
 
@@ -77,22 +70,18 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     const Entered entered(mutex_);
     ++calls["recordStream"];
   }
-  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+  c10::CachingDeviceAllocator::DeviceStats getDeviceStats(c10::DeviceIndex) override {
     const auto before = before_stats;  // it may put another one in its place
     before();
     const Entered entered(mutex_);
-    asked_of.insert(device);
-    CheckThatItCounts();
     return stats;
   }
   void resetAccumulatedStats(c10::DeviceIndex) override {
     const Entered entered(mutex_);
-    CheckThatItCounts();
     stats.num_ooms = 0;
   }
   void resetPeakStats(c10::DeviceIndex) override {
     const Entered entered(mutex_);
-    CheckThatItCounts();
     const auto reset = [](auto& array) {
       for (auto& stat : array) stat.peak = stat.current;
     };
@@ -121,7 +110,6 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void* raw_alloc_with_stream(size_t bytes, cudaStream_t stream) override {
     {
       const Entered entered(mutex_);
-      if (follows_captures) followed.insert(stream);
       for (const auto& [scope, filter] : open) {
         if (filter(stream) && bytes > largest_in_pool) RunOut(scope.first, bytes);
       }
@@ -135,7 +123,6 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void init(int) override { const Entered entered(mutex_); }
   double getMemoryFraction(c10::DeviceIndex) override {
     const Entered entered(mutex_);
-    CheckThatItCounts();
     return fraction;
   }
   void setMemoryFraction(double of_device, c10::DeviceIndex) override {
@@ -175,14 +162,12 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
   void beginAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id,
                            StreamFilter filter) override {
     const Entered entered(mutex_);
-    TORCH_CHECK(!refuses_to_begin, "refused");
     TORCH_CHECK(!users.contains(id) || users[id] > 0, "nobody holds the pool any more");
     TORCH_CHECK(open.emplace(std::pair(device, id), std::move(filter)).second, "already recording");
     ++users[id];
   }
   void endAllocateToPool(c10::DeviceIndex device, c10::MempoolId_t id) override {
     const Entered entered(mutex_);
-    for (const cudaStream_t stream : followed) TORCH_CHECK(!IsCapturing(stream), "is capturing");
     TORCH_CHECK(open.erase({device, id}) == 1, "not recording");
   }
   void releasePool(c10::DeviceIndex, c10::MempoolId_t id) override {
@@ -303,9 +288,6 @@ class FakeBaseAllocator final : public c10::cuda::CUDACachingAllocator::CUDAAllo
     }
     return in_pool;
   }
-
-  // As CUDAPluggableAllocator does.
-  void CheckThatItCounts() const { TORCH_CHECK(counts, "fake does not yet support it"); }
 
   inline static std::mutex live_mutex_{};
   mutable std::recursive_mutex mutex_;

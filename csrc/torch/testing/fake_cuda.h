@@ -48,10 +48,9 @@ std::vector<c10::MempoolId_t> ended_host_routes();
 // What FindWorkspaces() finds.
 inline WorkspaceMap workspaces, lt_workspaces;
 
-// How often the adapter and the filters asked CUDA for the capture of a stream, and of this one;
-// the pools ask their driver. IsCapturing(), which may be asked of any stream, does not count.
+// How often the adapter and the filters asked CUDA for the capture of a stream; the pools ask their
+// driver. IsCapturing(), which may be asked of any stream, does not count.
 int64_t queries();
-int64_t queries(cudaStream_t stream);
 
 // What MakeDriver() returns of what it made.
 inline std::function<std::unique_ptr<Driver>(std::unique_ptr<Driver>)> around_driver =
