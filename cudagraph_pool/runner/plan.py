@@ -1,5 +1,7 @@
 """How calls of one shape are replayed, their backward passes included."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

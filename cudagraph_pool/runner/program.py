@@ -32,7 +32,7 @@ class Setup(NamedTuple):
 class Backward:
     """The backward pass of a run, which may be a capture. It holds no weights."""
 
-    gradients: Sequence[Tensor | None] = ()  # what it leaves for inputs and parameters
+    gradients: "Sequence[Tensor | None]" = ()  # what it leaves for inputs and parameters
 
     def __init__(self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], setup: Setup) -> None:
         trained = [n for n, x in enumerate(outputs) if x.requires_grad and torch.is_grad_enabled()]
