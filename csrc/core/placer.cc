@@ -128,11 +128,13 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
   return {Stitch(list, length, slack)};
 }
 
-// The block that lives there, if it came behind the same sizes, and not in the capture just before:
-// where each layer is a graph of its own, that is the layer before, which is alike.
+// The block that lives there, if it came behind the same sizes. Where each layer is a graph of its
+// own, one of the capture just before is the layer before. One stream settles without the ring
+// then, going to and fro between two places; several would map for ever.
 const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
   const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place));
-  return live != nullptr && live->key == key && live->tenure <= before_last_ ? live : nullptr;
+  const uint32_t newest = several_streams() ? before_ : before_last_;
+  return live != nullptr && live->key == key && live->tenure <= newest ? live : nullptr;
 }
 
 // Blocks alternate with their likes from when one of the likes was freed while its successor lived

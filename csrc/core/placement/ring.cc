@@ -1,6 +1,8 @@
 #include "core/placement/ring.h"
 
 #include <algorithm>
+#include <functional>
+#include <vector>
 
 #include "core/placement/placement.h"
 
@@ -144,7 +146,10 @@ void Ring::Grow(FreeList& list, uint64_t pages) {
   MappingPlan plan{
       .range = range_, .room = RangeTable::kRoomOfFirst + 2 * ranges_.page_count(), .handles = {}};
   uint64_t missing = pages;
-  for (const auto& [count, handle] : list.Handles().wholes) {
+  // Newer pages first: older ones are where earlier captures will look for theirs.
+  std::vector<WholeHandle> wholes(list.Handles().wholes.begin(), list.Handles().wholes.end());
+  std::ranges::sort(wholes, std::greater(), &WholeHandle::handle);
+  for (const auto& [count, handle] : wholes) {
     if (missing == 0) break;
     const NodeId id = space().first(handle);
     const bool open =
