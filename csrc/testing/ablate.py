@@ -102,7 +102,7 @@ def measure(texts: Path, rules: tuple[str, ...]) -> Cells:
     names = ("mappings", "mean", "worst")
     cells = {f"{s} {name}": float(getattr(found[s], name)) for s in SETS for name in names}
     cells["work"] = sum(figures.nanoseconds for figures in found.values()) / len(SETS)
-    again = run("--repeat 4", "recorded", "models", "made up")
+    again = run("--repeat 6", "recorded", "models", "made up")
     return {**cells, "unsettled": again.count("BROKEN")}
 
 
