@@ -60,7 +60,10 @@ def _entry(action: str, addr: int, size: int, stream: int = 7) -> dict[str, Any]
 SNAPSHOT: dict[str, Any] = {
     "segments": [
         {
-            **{"device": 0, "address": 1 << 30, "total_size": 20 << 20, "stream": 7},
+            "device": 0,
+            "address": 1 << 30,
+            "total_size": 20 << 20,
+            "stream": 7,
             "segment_pool_id": (0, 3),
             "blocks": [
                 {"address": (1 << 30) + 512, "size": 1024, "state": "active_allocated"},
@@ -69,8 +72,12 @@ SNAPSHOT: dict[str, Any] = {
             ],
         },
         {
-            **{"device": 0, "address": 1 << 20, "total_size": 2 << 20, "stream": 0},
-            **{"segment_pool_id": (0, 0), "blocks": []},
+            "device": 0,
+            "address": 1 << 20,
+            "total_size": 2 << 20,
+            "stream": 0,
+            "segment_pool_id": (0, 0),
+            "blocks": [],
         },
     ],
     "device_traces": [

@@ -272,8 +272,10 @@ bool Settles(const std::string& trace, const CaptureTrace& graphs, const Options
     player.Play(graphs, options.scopes(), drops);
     const uint64_t calls = player.map_calls() - before;
     before += calls;
-    if (round == 1) first = calls;
-    if (round == 1) first_pages = player.stats().pages;
+    if (round == 1) {
+      first = calls;
+      first_pages = player.stats().pages;
+    }
     if (calls > 0) last = round;
     if (round >= settled) most = std::max(most, calls);
     if (round == settled) pages = player.stats().pages;
