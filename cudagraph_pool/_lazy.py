@@ -1,6 +1,5 @@
 """torch, imported at its first use: much of the package works without, and imports in no time."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -9,6 +8,8 @@ else:
 
     class _Torch:
         def __getattr__(self, name: str) -> Any:
-            return getattr(import_module("torch"), name)
+            import torch
+
+            return getattr(torch, name)
 
     torch = _Torch()

@@ -129,7 +129,7 @@ Site Placer::Find(FreeList& list, LiveBlock& live, const PoolStats& stats,
 }
 
 // The block that lives there, if it came behind the same sizes. Where each layer is a graph of its
-// own, one of the capture just before is the layer before. One stream settles without the ring
+// own, a block of the capture just before is the last layer's. One stream settles without the ring
 // then, going to and fro between two places; several would map for ever.
 const LiveBlock* Placer::LikeAt(Placement place, uint32_t key) const {
   const LiveBlock* const live = blocks_.Find(ranges_.AddressOf(place));

@@ -74,7 +74,7 @@ class Placer {
   // The newest tenure when this capture began, and when the one before it did.
   uint32_t before_ = 0;
   uint32_t before_last_ = 0;
-  bool alternates_ = false;  // blocks that captures leave alive do, with their likes
+  bool alternates_ = false;  // whether blocks that captures leave alive take turns with their likes
 };
 
 }  // namespace cgp
