@@ -17,6 +17,7 @@
 namespace cgp {
 namespace {
 
+using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 
@@ -82,6 +83,26 @@ TEST(PoolOptionsTest, PagesArePowerOfTwoMultiplesOfTheGranularity) {
 }
 
 // --- Failure and peers ---
+
+TEST(PoolLimitTest, RunsOutWithNumbersAndGoesOnAfterwards) {
+  HostDriver host({.granularity = 4096, .physical_limit_bytes = 10 * 4096, .map_memory = false});
+  Pool pool(host, {});
+  pool.BeginScope(ScopeKind::kCapture);
+  const Block block = pool.Allocate(6 * 4096, kA);
+  try {
+    pool.Allocate(5 * 4096, kA);
+    FAIL() << "there are only ten pages";
+  } catch (const OutOfMemoryError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("20480"));
+  }
+  EXPECT_EQ(pool.Stats().pages, 6U);
+  EXPECT_EQ(host.usage().handles, 6U);
+  pool.Check();
+  pool.Allocate(4 * 4096, kA);
+  pool.Free(block.address);
+  pool.Allocate(6 * 4096, kA);
+  EXPECT_EQ(pool.Stats().pages, 10U);
+}
 
 // --- Threads ---
 
