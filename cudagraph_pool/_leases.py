@@ -84,13 +84,11 @@ def guard_replays() -> None:
 def _replace_replays() -> None:
     from . import _shared_exec
 
-    # That of graphs that share, before an executable is made.
-    kinds: tuple[Any, ...] = _shared_exec._SharesExec, torch.cuda.CUDAGraph
+    # That of graphs that share, before an executable is made. Else the native one, which those of
+    # Python call: so that bound methods that were stored before ask, too.
+    kinds: tuple[Any, ...] = _shared_exec._SharesExec, torch._C._CUDAGraph
     for kind in kinds:
         kind.replay = preceded(kind.replay, by=_begin_replay)
-    watching: Any = sys.modules.get("cudagraph_pool._guard")
-    if watching is not None and watching._state.native is not None:  # which it will put back
-        watching._state.native = preceded(watching._state.native, by=_begin_replay)
 
 
 def _find_trees() -> None:
