@@ -319,8 +319,8 @@ def vllm_table(rows: Sequence[Row]) -> list[str]:
         title = f"{model.upper()}, {mode.upper().replace('-', ' ')}"
         title += f", {gpus} GPUs, {all_reduce}" if gpus > 1 else ""
         cells = [title, f"{of['stock'][0]['captures']:,}"]
-        for key in ("pool", "device"):
-            medians = {name: median([row[key] for row in of[name]]) for name in of}
+        for keys in (("pool",), ("device", "used_later")):  # replays make shared executables
+            medians = {n: median([sum(row.get(k, 0) for k in keys) for row in of[n]]) for n in of}
             cells.append(_each({n: number(value, _MIB, ",.0f") for n, value in medians.items()}))
         for key in ("kv_tokens", "capture_seconds"):
             ratios = {n: beside(of[n], of["stock"], key) for n in of if n != "stock"}
