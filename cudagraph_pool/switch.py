@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ._adapter import load_adapter, loaded_adapter
 from ._lazy import torch
@@ -17,29 +16,7 @@ from ._shared_exec import let_all_share
 if TYPE_CHECKING:
     from torch.cuda.memory import CUDAPluggableAllocator, _CUDAAllocator
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
-
-def _by_name(function: _Function) -> _Function:
-    """Takes options by position too, for one release, and warns."""
-
-    @functools.wraps(function)
-    def by_name(*args: Any, **kwargs: Any) -> Any:
-        names = ("share_captures", "mempools", "shared_exec", "exportable")
-        if not args or len(args) > len(names):
-            return function(*args, **kwargs)
-        warnings.warn(
-            f"pass the options of {function.__name__}() by name, as share_captures=True: by "
-            "position they will be refused from 0.3 on",
-            FutureWarning,
-            stacklevel=2,
-        )
-        return function(**kwargs, **dict(zip(names, args, strict=False)))
-
-    return by_name  # type: ignore[return-value]
-
-
-@_by_name
 def enable(
     *,
     share_captures: bool = False,
@@ -179,7 +156,6 @@ def _require_enabled(what: str) -> Any:
     return load_adapter()
 
 
-@_by_name
 @contextmanager
 def enabled(
     *,

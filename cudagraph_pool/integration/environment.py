@@ -5,11 +5,7 @@ RECORD = "CUDAGRAPH_POOL_RECORD"  # a folder, set by ``cudagraph-pool record``
 PROGRAM = "CUDAGRAPH_POOL_PROGRAM"  # the process that ``cudagraph-pool run --report`` becomes
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's: 0 keeps it from calling entry points
 
-# What VARIABLE and its options may say.
-ON = ("1", "true", "yes", "on")
-OFF = ("0", "false", "no", "off")
-
 
 def asks(request: str) -> bool:
     """Whether a value of VARIABLE asks for anything."""
-    return request.lower() not in ("", *OFF)
+    return request not in ("", "0")
