@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import warnings
 from collections.abc import Iterator
 from types import TracebackType
@@ -17,8 +16,6 @@ from .switch import _require_booleans, _require_enabled, _require_one_of, _requi
 
 if TYPE_CHECKING:
     from . import _torch
-
-_logger = logging.getLogger(__package__)
 
 
 class graph:  # noqa: N801
@@ -138,14 +135,6 @@ class graph:  # noqa: N801
                 self._graph.reset()
             self._clean_up(before)
             raise
-        if _logger.isEnabledFor(logging.DEBUG):
-            took = self._adapter.captures(*self._pool._key)[-1]
-            _logger.debug(
-                "%s of %s: captured a graph of %d allocations; %d bytes were in use at once, and "
-                "the pool took %d more",
-                *(self._pool.id, self._pool.device, took["allocations"]),
-                *(took["peak_bytes"], took["added_bytes"]),
-            )
         if self._execs is not None:
             device = self._pool.device.index
             _shared_exec.share(self._graph, self._execs, device, self._kept_template)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import os
 import threading
 import weakref
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from . import _torch
 
 _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
-
-_logger = logging.getLogger(__package__)
 
 
 class _ReplayOrder:
@@ -125,10 +122,6 @@ class GraphPool:
         self._adapter.register_pool(*self._key)
         self._open = True
         _pools[self._key] = self
-        _logger.debug("%s of %s: made", self._id, self._device)
-        # By itself also before a process ends: __del__ may come when there is nothing left to log.
-        released = ("%s of %s: released", self._id, self._device)
-        self._log_release = weakref.finalize(self, _logger.debug, *released)
 
     @functools.cached_property
     def _own_stream(self) -> torch.cuda.Stream:
@@ -319,7 +312,6 @@ class GraphPool:
         if self._open:
             self._open = False
             self._adapter.unregister_pool(*self._key)
-            self._log_release()
 
     def __del__(self) -> None:
         self.close()

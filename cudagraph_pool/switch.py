@@ -52,8 +52,7 @@ def enable(
         RuntimeError: There is no GPU, its driver lacks virtual memory management, a capture is
             under way, or another allocator was installed after this one.
     """
-    options = dict(locals())
-    _require_booleans(**options)
+    _require_booleans(**locals())
     adapter = load_adapter()
     if not torch.cuda.is_available():
         raise RuntimeError(
@@ -72,8 +71,6 @@ def enable(
     adapter.enable(share_captures, mempools, exportable)
     let_all_share(shared_exec)
     name_all_captures()
-    _log_at_the_end()
-    _log("enabled: %s", ", ".join(f"{name}={is_on}" for name, is_on in options.items()))
 
 
 def _require_type(kind: Any, what: str, **options: object) -> None:
@@ -102,36 +99,8 @@ def disable() -> None:
     """
     adapter: Any = loaded_adapter()
     if adapter is not None:
-        was_enabled = adapter.is_enabled()
         adapter.disable()
         let_all_share(False)
-        if was_enabled:
-            _log_captures(adapter, "disabled")
-
-
-@functools.cache
-def _log_at_the_end() -> None:
-    """Logs what :func:`disable` logs if the process ends without it."""
-    from multiprocessing.util import Finalize
-
-    def log() -> None:
-        if is_enabled():
-            _log_captures(load_adapter(), "the process ends")
-
-    Finalize(None, log, exitpriority=0)  # not atexit: multiprocessing's forked processes skip that
-
-
-def _log_captures(adapter: Any, why: str) -> None:
-    counts = adapter.capture_counts()
-    reasons = ", ".join(f"{reason}: {count}" for reason, count in adapter.base_captures().items())
-    said = "%s: %d captures went to pools of this package, %d to PyTorch's own allocator (%s)"
-    _log(said, why, counts["ours"], counts["base"], reasons)
-
-
-def _log(text: str, *arguments: object) -> None:
-    import logging  # half of what importing this package takes
-
-    logging.getLogger(__package__).info(text, *arguments, stacklevel=2)
 
 
 def _let_nccl_register_nothing() -> None:

@@ -333,7 +333,6 @@ def test_a_sleep_ends_what_the_last_replay_left(
     del adapter.errors["sleep"]
     assert cgp.sleep() == 100
     assert (pool._order.number, pool._order.what) == (2, "a sleep")
-    pool._log_release = lambda: None
 
 
 @pytest.mark.parametrize("pays", [True, False])
