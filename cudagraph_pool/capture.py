@@ -6,16 +6,13 @@ import contextlib
 import warnings
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from . import _leases, _shared_exec
 from .pools import GraphPool, _require_pool
 from .switch import _require_booleans, _require_enabled, _require_one_of, _require_type
-
-if TYPE_CHECKING:
-    from . import _torch
 
 
 class graph:  # noqa: N801
@@ -80,7 +77,6 @@ class graph:  # noqa: N801
         _require_booleans(shared_exec=self._shared_exec, own_workspace=own_workspace)
         if own_workspace and stream is not None:
             raise ValueError("own_workspace=True captures on the pool's own stream: pass no stream")
-        self._execs: _torch.ExecCache | None = None
         self._kept_template = False
         self._check_devices()
         if stream is None:
@@ -101,7 +97,6 @@ class graph:  # noqa: N801
             )
         self._before = self._current_stream()
         if self._shared_exec:
-            self._execs = self._pool._exec_cache()
             self._kept_template = _shared_exec.keep_template(self._graph)
         try:
             # Another graph that goes during this capture must not take its workspaces along.
@@ -135,9 +130,9 @@ class graph:  # noqa: N801
                 self._graph.reset()
             self._clean_up(before)
             raise
-        if self._execs is not None:
+        if self._shared_exec:
             device = self._pool.device.index
-            _shared_exec.share(self._graph, self._execs, device, self._kept_template)
+            _shared_exec.share(self._graph, self._pool._execs, device, self._kept_template)
 
     def _hold_workspaces(self) -> object:
         return self._adapter.hold_workspaces(self._stream.cuda_stream)

@@ -20,7 +20,6 @@ from .switch import _require_booleans, _require_enabled, _require_type
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-    from . import _torch
 
 _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 
@@ -116,8 +115,8 @@ class GraphPool:
         self._shared_exec = shared_exec
         self._max_execs = max_execs
         self._exec_budget = exec_budget
-        self._execs: _torch.ExecCache | None = None
-        self._execs_lock = threading.Lock()
+        # Of its graphs; it lives on in them.
+        self._execs = self._adapter.ExecCache(self._device.index, max_execs, exec_budget)
         self._order = _ReplayOrder()
         self._adapter.register_pool(*self._key)
         self._open = True
@@ -169,9 +168,8 @@ class GraphPool:
           torch 2.14 all but those of :class:`cudagraph_pool.graph` and :class:`GraphRunner`.
         """
         self._require_open()
-        none = {"execs": 0, "exec_instantiations": 0, "exec_updates": 0, "exec_alone": {}}
-        execs = self._execs.stats() if self._execs else none
-        return {**self._adapter.stats(*self._key), **_leases.last(self._key), **execs}
+        held = self._adapter.stats(*self._key)
+        return {**held, **_leases.last(self._key), **self._execs.stats()}
 
     def snapshot(self) -> dict[str, Any]:
         r"""Return the live blocks and the mapped ranges of the pool.
@@ -230,7 +228,7 @@ class GraphPool:
         """Of a closed one too: what a GraphRunner holds of it lives on."""
         with self._order.lock:
             try:
-                return _leases.sleep(self._key, keep, self._exec_caches())
+                return _leases.sleep(self._key, keep, [self._execs])
             finally:
                 if self._adapter.stats(*self._key)["asleep"]:
                     self._order.lose("a sleep")
@@ -245,10 +243,7 @@ class GraphPool:
             torch.OutOfMemoryError: There is no memory for them. The pool sleeps on, and is whole.
         """
         self._require_open()
-        _leases.wake(self._key, self._exec_caches())
-
-    def _exec_caches(self) -> list[_torch.ExecCache]:
-        return [self._execs] if self._execs else []
+        _leases.wake(self._key, [self._execs])
 
     @contextlib.contextmanager
     def asleep(self, keep: Keep = "live") -> Iterator[None]:
@@ -329,13 +324,6 @@ class GraphPool:
     @property
     def _key(self) -> Key:
         return self._device.index, self._id
-
-    def _exec_cache(self) -> _torch.ExecCache:
-        """Of its graphs; it lives on in them."""
-        limits = self._max_execs, self._exec_budget
-        with self._execs_lock:
-            self._execs = self._execs or self._adapter.ExecCache(self._device.index, *limits)
-            return self._execs
 
     def _require_open(self) -> None:
         if not self._open:
@@ -492,7 +480,7 @@ def wake() -> None:
     Raises:
         torch.OutOfMemoryError: There is no memory for some. All others are awake.
     """
-    _of_each(lambda key, pool: _leases.wake(key, pool._exec_caches() if pool else ()))
+    _of_each(lambda key, pool: _leases.wake(key, [pool._execs] if pool else ()))
     for device, cache in dict(caches).items():
         cache.make_dropped(device)
 

@@ -317,7 +317,8 @@ def test_a_sleep_ends_what_the_last_replay_left(
 ) -> None:
     pool: Any = object.__new__(cgp.GraphPool)
     attributes = {"_id": POOL[1], "_device": torch.device("cuda", 0), "_adapter": adapter}
-    vars(pool).update(attributes, _open=True, _execs=None, _order=pools._ReplayOrder())
+    execs = SimpleNamespace(stats=lambda: {"execs": 0})
+    vars(pool).update(attributes, _open=True, _execs=execs, _order=pools._ReplayOrder())
     adapter.errors["sleep"] = RuntimeError("a capture is under way")
     with pytest.raises(RuntimeError, match="under way"):
         pool.sleep()

@@ -165,7 +165,7 @@ def test_pages_have_pictures_where_there_is_a_history(
 def test_plot_of_a_pool(adapter: Adapter, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     pool = object.__new__(cgp.GraphPool)
-    vars(pool).update(_adapter=adapter, _open=True, _id=SHARED, _execs=None)
+    vars(pool).update(_adapter=adapter, _open=True, _id=SHARED, _execs=SimpleNamespace(stats=dict))
     vars(pool)["_device"] = SimpleNamespace(index=1)
     try:
         with pytest.raises(RuntimeError, match="before the captures"):
@@ -312,6 +312,7 @@ def test_pools_are_released_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fake: Any = SimpleNamespace(
         register_pool=lambda device, id_: registered.append(id_),
         unregister_pool=lambda device, id_: registered.remove(id_),
+        ExecCache=lambda device, max_execs, budget: None,
     )
     handles = iter([(0, 7), (0, 8)])
     torch: Any = SimpleNamespace(cuda=SimpleNamespace(graph_pool_handle=lambda: next(handles)))

@@ -169,7 +169,7 @@ def made_up_capture(monkeypatch: pytest.MonkeyPatch, fails: bool = False) -> Any
     """A ``cudagraph_pool.graph`` on stream 0x10, of a graph that has no methods."""
     stream = SimpleNamespace(cuda_stream=0x10)
     capture: Any = graph.__new__(graph)
-    capture._graph, capture._execs, capture._shared_exec = SimpleNamespace(), None, False
+    capture._graph, capture._shared_exec = SimpleNamespace(), False
     capture._context, capture._stream = Context(fails=fails), stream
     capture._pool = SimpleNamespace(_require_open=lambda: None, _key=(0, (0, 1)))
     capture._adapter = SimpleNamespace(
