@@ -2,8 +2,7 @@
 
 Eight models of torchvision, timm and transformers, inference and training, three batch sizes each,
 smallest first; with graphs on PyTorch's own allocator and on cudagraph_pool. Each way of each runs
-in a process of its own, after others that fill the compiler's caches; some cases run beside each
-other.
+in a process of its own, after others that fill the compiler's caches; each GPU runs one at a time.
 Prints a table for each, writes JSON and a picture. Where the JSON is there already, only what it
 lacks is run. Exit code 0 if no way with graphs holds more on the pool than on PyTorch's own
 allocator, 1 if one does or a way fails but for the compiler, 2 without a GPU.
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import queue
 import sys
 import tempfile
 import time
@@ -24,7 +24,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from _command import add_common, add_some, new_parser, positive, resume, verdict, write_report
+from _command import add_common, add_some, new_parser, resume, verdict, write_report
 
 from cudagraph_pool.tools.footprint import (
     WAYS,
@@ -35,7 +35,6 @@ from cudagraph_pool.tools.footprint import (
     measure_apart,
     needing_kernels,
     table,
-    used_by,
 )
 
 MODELS = "resnet50 vit_b_16 convnext_tiny mobilenetv3 bert gpt2 llama qwen2".split()
@@ -50,7 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = new_parser(__doc__)
     add_some(parser, "--models", MODELS)
     add_some(parser, "--modes", MODES)
-    parser.add_argument("--jobs", type=positive, default=8, help="cases at a time")
     parser.add_argument(
         "--caches", type=Path, metavar="FOLDER", help="of kernels, kept for the next run"
     )
@@ -64,13 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     asked = map(", ".join, itertools.product(options.models, options.modes))
     cases = [name for name in asked if not _is_whole(found.get(name))]
-    jobs = _most_at_a_time(options.jobs)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as executor:
-        environment = _environment(options.caches or Path(folder), min(jobs, len(cases) or 1))
-        measuring = {
-            executor.submit(measure_case, name, {**environment, "CUDA_VISIBLE_DEVICES": gpu}): name
-            for name, gpu in zip(cases, itertools.cycle(_gpus()), strict=False)
-        }
+    gpus = _gpus()
+    idle: queue.SimpleQueue[str] = queue.SimpleQueue()
+    for gpu in gpus:
+        idle.put(gpu)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(gpus)) as executor:
+        environment = _environment(options.caches or Path(folder), min(len(gpus), len(cases) or 1))
+        measuring = {executor.submit(_measure_on, idle, name, environment): name for name in cases}
         for done in as_completed(measuring):
             name = measuring[done]
             found[name] = done.result()
@@ -81,6 +79,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.picture is not None:
         draw(found, options.picture)
     return verdict(f"{name}: {what}" for name in found for what in judge(found[name]))
+
+
+def _measure_on(idle: queue.SimpleQueue[str], name: str, environment: Mapping[str, str]) -> Found:
+    """On a GPU that nothing else is measured on: what the driver has is that of all processes."""
+    gpu = idle.get()
+    try:
+        return measure_case(name, {**environment, "CUDA_VISIBLE_DEVICES": gpu})
+    finally:
+        idle.put(gpu)
 
 
 def measure_case(name: str, environment: Mapping[str, str]) -> Found:
@@ -130,17 +137,6 @@ def _environment(caches: Path, compiling: int) -> dict[str, str]:
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // compiling)),
     }
-
-
-def _most_at_a_time(jobs: int) -> int:
-    """One, where it is not known which process has what of the device."""
-    import torch
-
-    torch.cuda.synchronize()  # from here on this process has a context
-    if used_by(os.getpid()) is not None:
-        return jobs
-    print("footprint.py: nvidia-smi does not say what each process has: one at a time")
-    return 1
 
 
 def judge(found: Found) -> list[str]:

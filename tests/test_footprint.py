@@ -131,16 +131,3 @@ def test_what_is_measured_is_not_enabled_by_the_environment(
     ((command, given),) = seen
     assert command[-2:] == ["compiled", "train"]
     assert (given["CUDAGRAPH_POOL"], given["ELSE"]) == ("0", "1")
-
-
-def test_what_a_process_has_is_asked_of_the_driver(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert _footprint.used_by(12) is None
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text("#!/bin/sh\necho '12, 530'\necho '112, 7'\necho '13, [N/A]'\necho '12, 20'\n")
-    tool.chmod(0o755)
-    assert _footprint.used_by(12) == 550 * MIB, "on two devices"
-    assert _footprint.used_by(13) is None
-    assert _footprint.used_by(2) is None

@@ -79,33 +79,16 @@ def test_where_the_pool_could_not_be_enabled_nothing_changes(
     assert caplog.messages == []
 
 
-@pytest.mark.parametrize(
-    "all_reduce", [lambda self, inp: inp, lambda self, inp, registered=False: inp]
-)
-def test_a_class_that_reduces_otherwise_is_switched_off(
-    module: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    all_reduce: Any,
-) -> None:
-    caplog.set_level(logging.INFO)
-    module.CustomAllreduce.all_reduce = all_reduce
-    vllm.serve_all_reduce(LOGGER)
-    custom = module.CustomAllreduce()
-    assert [custom.custom_all_reduce("small") for _ in range(2)] == [None, None]
-    assert [record.name for record in caplog.records] == [LOGGER]
-    assert "is switched off" in caplog.messages[0]
-    monkeypatch.setattr(vllm, "is_enabled", lambda: False)
-    assert custom.should_custom_ar(inp="small")
-
-
-@pytest.mark.parametrize("named", ["nothing", "class"])
+@pytest.mark.parametrize("named", ["nothing", "class", "by position"])
 def test_what_is_not_known_at_all_breaks_nothing(
     module: Any, caplog: pytest.LogCaptureFixture, named: str
 ) -> None:
     del module.CustomAllreduce
     if named == "class":
         module.CustomAllreduce = type("CustomAllreduce", (), {})
+    elif named == "by position":
+        all_reduce = {"all_reduce": lambda self, inp, registered=False: inp}
+        module.CustomAllreduce = type("CustomAllreduce", (), all_reduce)
     vllm.serve_all_reduce(LOGGER)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.messages[0].endswith("set disable_custom_all_reduce=True")

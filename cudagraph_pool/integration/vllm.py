@@ -38,37 +38,28 @@ def serve_all_reduce(logger: str) -> None:
     log = logging.getLogger(logger)
     try:
         custom: Any = import_module(_ALL_REDUCE).CustomAllreduce
-        all_reduce, should = custom.all_reduce, custom.should_custom_ar
-        registered = inspect.signature(all_reduce).parameters.get("registered")
+        all_reduce = custom.all_reduce
+        if "registered" not in inspect.getfullargspec(all_reduce).kwonlyargs:
+            raise TypeError("all_reduce() is not told by name what is registered")
     except Exception as error:
         instead = "for tensor parallelism set disable_custom_all_reduce=True"
         log.warning("%s is not as expected (%s): %s", _ALL_REDUCE, error, instead)
         return
 
     @functools.cache
-    def say(what: str) -> None:
+    def say() -> None:
         cannot = "graph memory that is mapped cannot be shared by its address"
-        log.info("vLLM's custom all-reduce %s: %s", what, cannot)
+        log.info("vLLM's custom all-reduce copies into its buffer in captures: %s", cannot)
 
     @functools.wraps(all_reduce)
     def copying(self: Any, *args: Any, registered: bool = False, **kwargs: Any) -> Any:
         # Only captures ask for it.
         if registered and is_enabled():
-            say("copies into its buffer in captures")
+            say()
             registered = False
         return all_reduce(self, *args, registered=registered, **kwargs)
 
-    @functools.wraps(should)
-    def refusing(*args: Any, **kwargs: Any) -> bool:
-        if not is_enabled():
-            return bool(should(*args, **kwargs))
-        say("is switched off, since this vLLM's is not known")
-        return False
-
-    if registered is not None and registered.kind is registered.KEYWORD_ONLY:
-        custom.all_reduce = copying
-    else:
-        custom.should_custom_ar = refusing
+    custom.all_reduce = copying
 
 
 @functools.cache

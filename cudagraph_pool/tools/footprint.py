@@ -50,7 +50,7 @@ class Footprint:
     reserved: int  # the peak of what PyTorch held
     graph_pool: int  # of reserved, what pools of graphs hold in the end
     # What the process has more in the end than with an empty context, beyond what PyTorch holds:
-    # kernels, and what the driver keeps for graphs. Of all processes, if it does not say of each.
+    # kernels, and what the driver keeps for graphs. Other processes' work shows in it.
     driver: int
 
     @property
@@ -144,22 +144,10 @@ def _loss(output: Any) -> Any:
     raise RuntimeError("no output of the model requires gradients, so that --train has no loss")
 
 
-def used_by(process: int) -> int | None:
-    """Bytes of devices that a process has, to the MiB; None where the driver does not say."""
-    query = ("--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits")
-    try:
-        done = subprocess.run(["nvidia-smi", *query], capture_output=True, text=True)
-    except OSError:
-        return None
-    rows = (line.split(", ") for line in done.stdout.splitlines())
-    sizes = [int(row[1]) for row in rows if row[0] == str(process) and row[1].isdecimal()]
-    return sum(sizes) * _MIB if sizes else None
-
-
 def _used() -> int:
-    own = used_by(os.getpid())
+    """Of the device, by all processes."""
     free, total = torch.cuda.mem_get_info()
-    return int(total - free) if own is None else own
+    return int(total - free)
 
 
 def ratio(found: Found, way: str) -> float | None:
