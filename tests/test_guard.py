@@ -15,7 +15,7 @@ from cpu_captures import CpuRunner, Made, tree_equal, weight
 import cudagraph_pool as cgp
 from cudagraph_pool import _guard
 from cudagraph_pool._guard import _Replays
-from cudagraph_pool._guard.happens_before import HappensBefore, Launch
+from cudagraph_pool._guard.happens_before import HappensBefore
 from cudagraph_pool._leases import preceded
 
 
@@ -145,7 +145,7 @@ def test_events_that_are_collected_within_a_replay(monkeypatch: pytest.MonkeyPat
     replays = _Replays()
     launch = HappensBefore.launch
 
-    def launch_collecting(order: HappensBefore, stream: int) -> Launch:
+    def launch_collecting(order: HappensBefore, stream: int) -> int:
         _guard._tell(HappensBefore.forget, 7)
         return launch(order, stream)
 

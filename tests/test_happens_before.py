@@ -7,7 +7,7 @@ import random
 import pytest
 
 pytest.importorskip("torch")
-from cudagraph_pool._guard.happens_before import HappensBefore, Launch
+from cudagraph_pool._guard.happens_before import HappensBefore
 
 HOST = -1
 
@@ -19,7 +19,7 @@ class Closure:
         self.before: list[set[int]] = []
         self.last: dict[int, int] = {}  # of each stream, and of the host
         self.events: dict[int, int] = {}
-        self.launches: list[tuple[Launch, int]] = []
+        self.launches: list[tuple[int, int, int]] = []  # stream, number, node
 
     def step(self, at: int, *others: int | None) -> int:
         """At the end of a stream, or of the host, behind other nodes."""
@@ -49,8 +49,8 @@ def test_random_programs(seed: int) -> None:
             else "launch launch record record wait wait".split()
         ):
             case "launch":
-                launched = order.launch(stream)
-                closure.launches.append((launched, closure.step(stream, host)))
+                number = order.launch(stream)
+                closure.launches.append((stream, number, closure.step(stream, host)))
             case "record":
                 order.record(event, stream)
                 closure.events[event] = closure.step(stream, host)
@@ -69,9 +69,9 @@ def test_random_programs(seed: int) -> None:
             case "device_sync":
                 order.synchronize_device()
                 closure.step(HOST, *(closure.last.get(s) for s in streams))
-        for launch, node in closure.launches:
+        for launched_on, number, node in closure.launches:
             for s in streams:
                 expected = closure.comes_after(s, node)
                 outcomes.add(expected)
-                assert order.comes_after(s, launch) == expected
+                assert order.comes_after(s, launched_on, number) == expected
     assert outcomes == {True, False}

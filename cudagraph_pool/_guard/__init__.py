@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from .._borrow import borrow
 from .._leases import preceded
-from .happens_before import HappensBefore, Launch
+from .happens_before import HappensBefore
 from .workspaces import Workspaces, used_by, used_by_capture
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ class _Replays:
     def __init__(self) -> None:
         self.order = HappensBefore()
         self.lock = threading.RLock()  # the garbage collector may delete an event within
-        self._last: dict[Hashable, dict[int, tuple[Launch, str]]] = {}
+        # By stream: the number of the launch, and which graph it was.
+        self._last: dict[Hashable, dict[int, tuple[int, str]]] = {}
 
     def replay(
         self, pool: tuple[int, int], graph: str, stream: int, workspaces: Workspaces
@@ -131,11 +132,11 @@ class _Replays:
                 self._last.setdefault(shared, {})[stream] = launched
 
     def _check(self, shared: Hashable, what: str, apart: str, graph: str, stream: int) -> None:
-        for launch, other in self._last.get(shared, {}).values():
-            if launch.stream != stream and not self.order.comes_after(stream, launch):
+        for launched_on, (number, other) in self._last.get(shared, {}).items():
+            if launched_on != stream and not self.order.comes_after(stream, launched_on, number):
                 raise RuntimeError(
                     f"{graph} is replayed on stream {stream:#x}, and {other}, which shares "
-                    f"{what}, was replayed on stream {launch.stream:#x}: nothing orders "
+                    f"{what}, was replayed on stream {launched_on:#x}: nothing orders "
                     "the two, and each overwrites what the other one computes with. Let the "
                     "stream wait for the other one (Stream.wait_stream), or capture the graphs "
                     f"{apart}"

@@ -5,17 +5,9 @@ Mattern, "Virtual time and global states of distributed systems" (1989). Needs n
 """
 
 from collections import defaultdict
-from typing import NamedTuple
 
 # Of each stream the number of launches that are known to be done.
 _Clock = dict[int, int]
-
-
-class Launch(NamedTuple):
-    """One launch on a stream: the how manieth."""
-
-    stream: int
-    number: int
 
 
 class HappensBefore:
@@ -27,16 +19,18 @@ class HappensBefore:
         self._events: dict[int, _Clock] = {}
         self._host: _Clock = {}  # what is done once the host has come so far
 
-    def launch(self, stream: int) -> Launch:
-        """Something is launched, behind all that the stream has and the host has waited for."""
+    def launch(self, stream: int) -> int:
+        """Something is launched, behind all that the stream has and the host has waited for.
+        Returns the how manieth it is of the stream.
+        """
         _advance(self._streams[stream], self._host)
         number = self._launches.get(stream, 0) + 1
         self._launches[stream] = self._streams[stream][stream] = number
-        return Launch(stream, number)
+        return number
 
-    def comes_after(self, stream: int, launch: Launch) -> bool:
-        clocks = self._streams[stream], self._host
-        return any(launch.number <= clock.get(launch.stream, 0) for clock in clocks)
+    def comes_after(self, stream: int, other: int, number: int) -> bool:
+        """Whether what the stream gets next comes after that launch of the other one."""
+        return any(number <= clock.get(other, 0) for clock in (self._streams[stream], self._host))
 
     def record(self, event: int, stream: int) -> None:
         """The event marks what the stream has now."""
