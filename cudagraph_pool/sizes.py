@@ -91,7 +91,7 @@ def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
         raise ValueError(
             f"sizes is {sizes!r}, but must be a sequence of integers or of tuples of them"
         ) from error
-    if not listed:
+    if not any(listed):
         raise ValueError("sizes is empty: there is nothing to capture")
     if other := next((size for size in listed if len(size) != len(listed[0])), None):
         raise ValueError(
@@ -101,13 +101,8 @@ def sizes_of(sizes: Iterable[int | Iterable[int]]) -> list[Size]:
 
 
 def _size(given: Any) -> Size:
-    try:
-        size = tuple(map(operator.index, given if hasattr(given, "__iter__") else (given,)))
-    except TypeError:
-        size = ()
-    if not size or min(size) < 1:
-        raise ValueError(f"sizes has {given!r}, but a size is an integer of at least 1")
-    return size
+    numbers = given if hasattr(given, "__iter__") else (given,)
+    return tuple(_checked(number, "a size") for number in numbers)
 
 
 def cost(size: Size) -> tuple[int, Size]:

@@ -148,7 +148,7 @@ def test_forecast_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: Any
     for sizes, said in (
         (8, "sizes is 8, but must be a sequence of integers"),
-        ([0], "a size is an integer of at least 1"),
+        ([0], "a size is 0, but must be at least 1"),
         ([], "sizes is empty"),
         ([1, (1, 2)], "the same number of dimensions"),
     ):

@@ -84,8 +84,8 @@ def test_sizes_that_come_with_the_calls() -> None:
         (lambda: Buckets("auto", 0, math.nan), ValueError, "padding is nan"),
         (lambda: Buckets([], 0, 0), ValueError, "sizes is empty"),
         (lambda: Buckets([4, 8, 4], 0, 0), ValueError, "sizes has 4 twice"),
-        (lambda: Buckets([4, 0], 0, 0), ValueError, "sizes has 0, but a size is an integer of at"),
-        (lambda: Buckets([()], 0, 0), ValueError, r"sizes has \(\), but a size is an integer of"),
+        (lambda: Buckets([4, 0], 0, 0), ValueError, "a size is 0, but must be at least 1"),
+        (lambda: Buckets([()], 0, 0), ValueError, "sizes is empty"),
         (lambda: Buckets([(2, 3), (4,)], 0, 0), ValueError, r"sizes has \(2, 3\) and \(4,\): all"),
     ],
 )
