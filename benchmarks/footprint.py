@@ -27,13 +27,13 @@ from typing import Any
 from _command import add_common, add_some, new_parser, resume, verdict, write_report
 
 from cudagraph_pool.tools.footprint import (
+    COMPILING,
     WAYS,
     Footprint,
     Found,
     as_json,
     draw,
     measure_apart,
-    needing_kernels,
     table,
 )
 
@@ -103,7 +103,7 @@ def measure_case(name: str, environment: Mapping[str, str]) -> Found:
         print(f"{name}, {way}: {seconds:.0f} s", file=sys.stderr, flush=True)
         return found
 
-    for way in needing_kernels(list(WAYS)):
+    for way in COMPILING:
         run(way)
     return {way: run(way) for way in WAYS}
 

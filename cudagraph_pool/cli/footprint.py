@@ -8,12 +8,9 @@ import sys
 from pathlib import Path
 
 from .._lazy import torch
-from ..tools.footprint import WAYS, as_json, draw, measure_apart, needing_kernels, table
+from ..tools.footprint import COMPILING, WAYS, as_json, draw, measure_apart, table
 from ..tools.plot import FORMATS
 from .errors import CommandError
-
-# How the command line names the ways.
-_WORDS = {way.replace(",", "").replace(" ", "_"): way for way in WAYS}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,8 +22,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "a tuple, or a list of tuples for calls of several sizes",
     )
     add("--train", action="store_true", help="run backward passes too, of the mean of the output")
-    ways = f"some of these (default: all): {', '.join(_WORDS)}"
-    add("--ways", metavar="WAY,...", type=_ways, default=list(WAYS), help=ways)
     add("--json", type=Path, metavar="FILE", help="write the figures in bytes")
     picture = "draw them (needs matplotlib): png, svg, pdf"
     add("--picture", type=Path, metavar="FILE", help=picture)
@@ -37,11 +32,11 @@ def footprint(options: argparse.Namespace) -> int:
     these on PyTorch's own allocator and on the pool.
     """
     _check(options)
-    for way in needing_kernels(options.ways):
+    for way in COMPILING:
         print(f"compiling {way}", file=sys.stderr)
         measure_apart(options.model, way, options.train)
     found = {}
-    for way in options.ways:
+    for way in WAYS:
         print(f"running {way}", file=sys.stderr)
         found[way] = measure_apart(options.model, way, options.train)
     print(table(found))
@@ -52,14 +47,6 @@ def footprint(options: argparse.Namespace) -> int:
     for file in filter(None, (options.json, options.picture)):
         print(f"wrote {file}", file=sys.stderr)
     return 1 if any(isinstance(own, str) for own in found.values()) else 0
-
-
-def _ways(text: str) -> list[str]:
-    try:
-        return [_WORDS[word] for word in text.split(",")]
-    except KeyError as error:
-        what = f"{error} is none of {', '.join(_WORDS)}, with commas between"
-        raise argparse.ArgumentTypeError(what) from None
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -63,11 +63,8 @@ class Footprint:
 Found = Mapping[str, "Footprint | str"]
 
 
-def needing_kernels(ways: Sequence[str]) -> list[str]:
-    """One for each set of kernels: to compile them takes memory of the first that needs them."""
-    compiled = [way for way in ways if WAYS[way].compile is not None]
-    first = {json.dumps(WAYS[way].compile): way for way in reversed(compiled)}
-    return sorted(first.values(), key=compiled.index)
+# One for each set of kernels: to compile them takes memory of the first that needs them.
+COMPILING: Final = ("compiled", "graphs, stock", "dynamic graphs, stock")
 
 
 def measure_apart(
