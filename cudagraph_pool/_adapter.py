@@ -1,7 +1,5 @@
 """The adapter: the extension module for the torch that is here. Wheels have one for each."""
 
-import pkgutil
-import re
 import shlex
 from importlib import import_module
 from importlib.util import find_spec
@@ -21,9 +19,7 @@ _loaded: ModuleType | None = None
 
 def releases() -> list[str]:
     """The minor releases of torch that this installation has an adapter for: ``["2.11"]``."""
-    names = (module.name for module in pkgutil.iter_modules(cudagraph_pool.__path__))
-    minors = [int(found[1]) for name in names if (found := re.fullmatch(r"_torch_2_(\d+)", name))]
-    return [f"2.{minor}" for minor in sorted(minors)]
+    return [f"2.{minor}" for minor in MINORS if find_spec(f"cudagraph_pool._torch_2_{minor}")]
 
 
 def loaded_adapter() -> Any:

@@ -41,7 +41,7 @@ def test_a_graph_that_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert demo._judge([None, one], [None, two]) == (1, f"{equal}, 1 are WRONG")
     assert demo._judge([None, one], [None, None])[0] == 1
 
-    def measure(work: Any, is_ours: bool, seed: int) -> demo._Measured:
+    def measure(work: Any, is_ours: bool) -> demo._Measured:
         cost = PoolCost("", "", [], 4 << 20, 4 << 20, None, stock=None if is_ours else 8 << 20)
         return demo._Measured(cost, 1.0, 0.01, [one if is_ours else None])
 
@@ -49,7 +49,7 @@ def test_a_graph_that_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setattr(demo, "_works", lambda: [SimpleNamespace(name="gated MLP")])
     monkeypatch.setattr(demo, "_measure", measure)
     monkeypatch.setattr(demo, "enabled", nullcontext)
-    assert main(["demo", "--seed", "3"]) == 1
+    assert main(["demo"]) == 1
     out = capsys.readouterr().out
     assert "captured in 1.00 s (PyTorch 1.00), replayed in 10.0 ms (10.0)" in out
     assert "gated MLP: 0 graphs in 4 MiB instead of 8 MiB" in out
@@ -87,14 +87,14 @@ def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, name, fake)
     given = torch.empty(4, 8, dtype=torch.bfloat16)
     work = demo._Work("gated MLP", demo._gated_mlp(2, 8, 16), [given[:2], given])
-    stock = demo._measure(work, is_ours=False, seed=1)
+    stock = demo._measure(work, is_ours=False)
     assert (stock.cost.stock, stock.cost.minimum, stock.replay) == (20 << 20, 4 << 20, 0.002)
     assert [output is not None and len(output) for output in stock.outputs] == [2, 4]
     pool = {"device": 0, "id": (0, 4), "kind": "GraphPool", "graphs": []}
     sizes = {"peak_allocated_bytes": 3 << 20, "reserved_bytes": 4 << 20}
     monkeypatch.setattr(demo, "stats", lambda: {"pools": [{**pool, **sizes}]})
     monkeypatch.setattr(demo, "GraphPool", lambda: SimpleNamespace(id=(0, 4)))
-    ours = demo._measure(work, is_ours=True, seed=1)
+    ours = demo._measure(work, is_ours=True)
     assert ours.cost.reserved == 4 << 20
     assert demo._judge(ours.outputs, stock.outputs)[0] == 0
 

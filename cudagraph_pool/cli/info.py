@@ -98,11 +98,7 @@ def _gpu(library: Any, index: int) -> str:
 
 def _call(library: Any, function: str, *arguments: object) -> None:
     """Raises OSError where the driver fails."""
-    try:
-        code = getattr(library, function)(*arguments)
-    except AttributeError:
-        raise OSError(f"libcuda has no {function}: the driver is too old") from None
-    if code:
+    if code := getattr(library, function)(*arguments):
         text = ctypes.c_char_p(b"")
         library.cuGetErrorName(code, ctypes.byref(text))
         name = (text.value or b"unknown error").decode()

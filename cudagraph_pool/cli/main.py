@@ -83,8 +83,7 @@ def parser() -> argparse.ArgumentParser:
         command.set_defaults(function=function, parser=command)
         return command
 
-    demo = add(_demo, "stock PyTorch against the pool", "demo")
-    demo.add_argument("--seed", type=int, default=0, help="seed for random inputs (default: 0)")
+    add(_demo, "stock PyTorch against the pool", "demo")
     what = "a program with the pool enabled, unedited"
     run.add_options(add(run.run, what, "run --report serve.py --port 8000"))
     what = "a program's captures, written as traces"
@@ -119,6 +118,6 @@ def _demo(options: argparse.Namespace) -> int:
     from ..tools.demo import run
 
     try:
-        return run(options.seed)
+        return run()
     except (ImportError, RuntimeError) as error:
         raise CommandError(f"demo: {error}", FAILED) from error

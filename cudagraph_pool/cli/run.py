@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from ..integration.environment import AUTOLOAD, PROGRAM, RECORD, VARIABLE
+from ..integration.environment import AUTOLOAD, RECORD, VARIABLE
 from ..integration.request import REPORT, unparse
 from .errors import CommandError
 
@@ -54,8 +54,6 @@ def run(options: argparse.Namespace) -> int:
     """
     require("run")
     chosen = {name: on for name, on in vars(options).items() if name in (*_HELP, REPORT)}
-    if REPORT in chosen:
-        os.environ[PROGRAM] = str(os.getpid())
     os.environ[VARIABLE] = unparse(chosen)
     sys.stdout.flush()
     os.execv(sys.executable, _command(options))
@@ -65,8 +63,6 @@ def record(options: argparse.Namespace) -> int:
     """Runs a Python program on PyTorch's own allocator and writes what its CUDA graph captures
     allocate: a trace of each pool, for report, plot and replay.
     """
-    if not options.output:
-        raise CommandError("-o is empty, but names a folder")
     require("record")
     folder = Path(options.output).absolute()
     try:

@@ -14,31 +14,23 @@ from ..tools.costs import of_trace
 from ..tools.plot import FORMATS, draw
 from ..tools.pool_report import PoolReport
 from ..tools.snapshot import read_traces
-from ..tools.trace import ORDERS, STANDARD_INPUT, TraceError, read_trace
+from ..tools.trace import ORDERS, TraceError, read_trace
 from .errors import FAILED, CommandError
 
 
 def add_options(command: argparse.ArgumentParser, *file: str, nargs: int | str = "+") -> None:
     """Of all three. ``file`` is the option that names what is written, and the help for it."""
     add = command.add_argument
-    add("traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip; - reads standard input")
+    add("traces", metavar="TRACE", nargs=nargs, help="JSON, plain or gzip")
     order = "order of the graphs (default: recorded)"
     add("--order", choices=ORDERS, default="recorded", help=order)
-    add("--seed", type=int, help="seed for --order shuffled (default: 0)")
+    add("--seed", type=int, default=0, help="seed for --order shuffled (default: 0)")
     add(*file[:-1], metavar="FILE", help=file[-1])
 
 
-def _check(options: argparse.Namespace, option: str, file: str | None) -> None:
-    """Refuses what is wrong with the arguments: with the traces, or the file to write."""
-    if options.seed is not None and options.order != "shuffled":
-        raise CommandError("--seed is for --order shuffled")
-    if options.traces.count(STANDARD_INPUT) > 1:
-        raise CommandError("standard input can be read once, but - stands there several times")
-    if file == "":
-        raise CommandError(f"{option} is empty, but names a file")
-    if file == "-":
-        raise CommandError(f"{option} names a file, and - is none: /dev/stdout is standard output")
-    traces = [Path(path) for path in options.traces if path != STANDARD_INPUT]
+def _check(options: argparse.Namespace, file: str | None) -> None:
+    """Refuses to overwrite what is read."""
+    traces = map(Path, options.traces)
     if file and Path(file).exists() and any(p.exists() and p.samefile(file) for p in traces):
         raise CommandError(f"{file}: cannot be written: it is the trace itself")
 
@@ -60,7 +52,7 @@ def _failing(output: str | None, path: str = "") -> Iterator[None]:
 def replay(options: argparse.Namespace) -> int:
     """Replays what cudagraph-pool record writes through the core, on the host, without a GPU."""
     output = options.placements
-    _check(options, "--placements", output)
+    _check(options, output)
     if output is not None and len(options.traces) > 1:
         raise CommandError(
             f"--placements takes one trace, not {len(options.traces)}: "
@@ -73,7 +65,7 @@ def replay(options: argparse.Namespace) -> int:
     for trace in traces:
         with _failing(output, trace.path), contextlib.ExitStack() as files:
             file = None if output is None else files.enter_context(open(output, "w"))
-            results.append(core.replay(trace, options.order, options.seed or 0, file))
+            results.append(core.replay(trace, options.order, options.seed, file))
         if options.json:
             print(json.dumps(results[-1]), flush=True)
     if not options.json:
@@ -101,11 +93,11 @@ def report(options: argparse.Namespace) -> int:
     a page. Takes what cudagraph-pool record writes, and what torch.cuda.memory._dump_snapshot() has
     written of a program that called _record_memory_history() before its captures.
     """
-    _check(options, "--html", options.html)
+    _check(options, options.html)
     maps = options.html is not None
     with _failing(options.html):
         traces = [trace for path in options.traces for trace in read_traces(path)]
-        costs = PoolReport([of_trace(t, options.order, options.seed or 0, maps) for t in traces])
+        costs = PoolReport([of_trace(t, options.order, options.seed, maps) for t in traces])
         if maps:
             costs.save_html(options.html)
             print(f"wrote {options.html}", file=sys.stderr)
@@ -120,12 +112,11 @@ def plot(options: argparse.Namespace) -> int:
     (path,) = options.traces
     output = options.output
     if output is None:
-        stem = "trace" if path == STANDARD_INPUT else Path(path).name
-        output = stem.removesuffix(".gz").removesuffix(".json") + ".png"
-    _check(options, "-o", output)
+        output = Path(path).name.removesuffix(".gz").removesuffix(".json") + ".png"
+    _check(options, output)
     if Path(output).suffix.lower() not in FORMATS:
         raise CommandError(f"-o {output!r} must end in one of {', '.join(FORMATS)}")
     with _failing(output, path):
-        draw(of_trace(read_trace(path), options.order, options.seed or 0, maps=True), output)
+        draw(of_trace(read_trace(path), options.order, options.seed, maps=True), output)
     print(f"wrote {output}", file=sys.stderr)
     return 0

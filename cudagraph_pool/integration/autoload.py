@@ -5,9 +5,8 @@ imports this module in every process, so that it imports nothing before that is 
 """
 
 import os
-import sys
 
-from .environment import PROGRAM, RECORD, VARIABLE, asks
+from .environment import RECORD, VARIABLE, asks
 
 _arranged: set[str] = set()  # the loggers that will say so
 
@@ -22,18 +21,6 @@ def torch() -> None:
         from ..tools.record import start
 
         _lazy_call(lambda: start(folder))
-    if os.environ.get(PROGRAM) == str(os.getpid()):
-        from multiprocessing.util import Finalize
-
-        Finalize(None, _say_if_unused, exitpriority=0)
-
-
-def _say_if_unused() -> None:
-    from torch.cuda import is_initialized
-
-    if not is_initialized():
-        said = "CUDA was not used, so no CUDA graph was captured"
-        print(f"cudagraph_pool, process {os.getpid()}: {said}", file=sys.stderr, flush=True)
 
 
 def vllm() -> None:

@@ -2,7 +2,6 @@
 
 VARIABLE = "CUDAGRAPH_POOL"
 RECORD = "CUDAGRAPH_POOL_RECORD"  # a folder, set by ``cudagraph-pool record``
-PROGRAM = "CUDAGRAPH_POOL_PROGRAM"  # the process that ``cudagraph-pool run --report`` becomes
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # torch's: 0 keeps it from calling entry points
 
 

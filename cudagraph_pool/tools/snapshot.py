@@ -19,8 +19,6 @@ from .trace import Event, Graph, Trace, TraceError
 
 MAX_BYTES: Final = 1 << 30
 
-_DAMAGED: Final = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-
 
 def read_traces(path: str | os.PathLike[str]) -> list[Trace]:
     """Reads a trace, or of a snapshot a trace of each graph pool in it. Raises TraceError."""
@@ -32,10 +30,12 @@ def read_traces(path: str | os.PathLike[str]) -> list[Trace]:
         if len(data) > MAX_BYTES:
             raise TraceError("", f"the file goes on; a snapshot may have {MAX_BYTES >> 20} MiB")
         try:
-            snapshot = _Unpickler(io.BytesIO(data)).load()
+            return traces_of(_Unpickler(io.BytesIO(data)).load(), name)
+        except TraceError:
+            raise
         except Exception as error:  # whatever a damaged pickle may lead to
-            raise TraceError("", f"not a memory snapshot: {error}") from None
-        return traces_of(snapshot, name)
+            what = f"not a memory snapshot: {type(error).__name__}: {error}"
+            raise TraceError("", what) from None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -73,13 +73,7 @@ class _Pool:
 
 def traces_of(snapshot: Any, path: str = "") -> list[Trace]:
     """A trace of each graph pool; raises TraceError."""
-    try:
-        pools = _pools(snapshot)
-    except TraceError:
-        raise
-    except _DAMAGED as error:
-        what = f"not a memory snapshot: {type(error).__name__}: {error}"
-        raise TraceError("", what) from None
+    pools = _pools(snapshot)
     if not pools:
         raise TraceError("", "there is no graph pool in it: dump it while the graphs are alive")
     if not any(pool.history for pool in pools.values()):

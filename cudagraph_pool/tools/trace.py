@@ -16,11 +16,6 @@ from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-try:
-    from tqdm import tqdm
-except ImportError:  # by a build's Python, which reads traces too
-    tqdm = None
-
 Order = Literal["recorded", "asc", "desc", "shuffled"]
 ORDERS: Final = get_args(Order)
 
@@ -36,7 +31,6 @@ MAX_LIVE_BYTES: Final = 1 << 40
 MAX_NUMBER: Final = (1 << 63) - 1  # ids, streams and keys
 MAX_NAME_CHARACTERS: Final = 200
 
-STANDARD_INPUT: Final = "-"
 PICKLED: Final = b"\x80"  # what a file begins with that pickle has written
 
 
@@ -49,7 +43,6 @@ class TraceError(ValueError):
 
     def __str__(self) -> str:
         name = self.path if self.path and self.path.isprintable() else repr(self.path)
-        name = "standard input" if self.path == STANDARD_INPUT else name
         return ": ".join(filter(None, (name, self.where, self.what)))
 
 
@@ -93,7 +86,7 @@ class Trace:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Reads a recorded capture: JSON, or gzip of it; ``-`` is standard input. Raises TraceError."""
+    """Reads a recorded capture: JSON, or gzip of it. Raises TraceError."""
     name = os.fspath(path)
     with errors_of(name):
         return parse_trace(name, read_bytes(name, MAX_JSON_BYTES))
@@ -153,9 +146,9 @@ def round_up(value: int, unit: int) -> int:
 
 
 def read_bytes(path: str, most: int) -> bytes:
-    """A file, or standard input, and no more of it than ``most`` bytes and one."""
+    """A file, and no more of it than ``most`` bytes and one."""
     try:
-        with open(0 if path == STANDARD_INPUT else path, "rb") as file:
+        with open(path, "rb") as file:
             data: bytes = file.read(most + 1)
     except (OSError, ValueError) as error:  # of a NUL in the name
         why = getattr(error, "strerror", None) or error
@@ -206,8 +199,6 @@ def _trace(path: str, document: object) -> Trace:
         what = f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
         raise TraceError("graphs", what)
     blocks = _Blocks()
-    if tqdm is not None:
-        documents = tqdm(documents, "reading", unit="graph", delay=1, leave=False, disable=None)
     graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
     if not blocks.sizes:
         raise TraceError("graphs", "no graph allocates anything: there is nothing to replay")
