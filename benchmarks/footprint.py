@@ -32,15 +32,17 @@ from cudagraph_pool.tools.footprint import (
     Footprint,
     Found,
     as_json,
-    draw,
     measure_apart,
+    ratio,
     table,
 )
+from cudagraph_pool.tools.plot import STYLE
 
 MODELS = "resnet50 vit_b_16 convnext_tiny mobilenetv3 bert gpt2 llama qwen2".split()
 MODES = ("inference", "training")
 _NAMES = [", ".join(case) for case in itertools.product(MODELS, MODES)]
 
+_MIB = 1 << 20
 # What the driver holds differs by so much from run to run.
 _DRIVER_NOISE = 4 << 20
 
@@ -137,6 +139,46 @@ def _environment(caches: Path, compiling: int) -> dict[str, str]:
         "TRITON_CACHE_DIR": str(caches / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // compiling)),
     }
+
+
+def draw(models: Mapping[str, Found], path: Path) -> None:
+    """For each model what each way holds, and of it what tensors occupied at the peak."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    columns, rows = min(2, len(models)), (len(models) + 1) // 2
+    height = 1.2 + 0.4 * max(map(len, models.values()))
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5 * columns + 1, height * rows + 0.5), layout="constrained")
+        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for panel, (name, found) in zip(panels, models.items(), strict=False):
+            _draw_model(panel, name, found)
+        for panel in panels[len(models) :]:
+            panel.set_axis_off()
+        parts, labels = panels[0].get_legend_handles_labels()
+        figure.legend(parts, labels, loc="outside upper left", ncols=len(parts), frameon=False)
+        figure.savefig(path, dpi=120)
+
+
+def _draw_model(panel: Any, name: str, found: Found) -> None:
+    measured = {way: own for way, own in found.items() if isinstance(own, Footprint)}
+    for label, colour, begins, ends in (
+        ("driver", "#d9d9d9", "reserved", "held"),
+        ("reserved beyond them", "#a9c4e0", "allocated", "reserved"),
+        ("tensors", "#3b6ea5", "", "allocated"),
+    ):
+        left = [getattr(own, begins, 0) / _MIB for own in measured.values()]
+        sizes = [getattr(own, ends) / _MIB for own in measured.values()]
+        widths = [size - begin for size, begin in zip(sizes, left, strict=True)]
+        bars = panel.barh(list(measured), widths, left=left, color=colour, label=label)
+        if ends == "held":
+            ratios = [f" ({r:.2f})" if (r := ratio(found, way)) else "" for way in measured]
+            labels = [f"{size:,.0f}{said}" for size, said in zip(sizes, ratios, strict=True)]
+            panel.bar_label(bars, labels, padding=3)
+    panel.invert_yaxis()
+    panel.margins(x=0.35)
+    panel.set_title(name, loc="left", fontsize=11)
+    panel.set_xlabel("MiB (compression ratio)")
 
 
 def judge(found: Found) -> list[str]:

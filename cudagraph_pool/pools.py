@@ -20,7 +20,6 @@ from .switch import _require_booleans, _require_enabled, _require_type
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE
 
-
 _LARGEST: Final = 2**64 - 1  # in ids that torch never makes
 
 

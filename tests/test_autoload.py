@@ -180,6 +180,9 @@ def test_options_of_enable_are_switches() -> None:
     ("text", "chosen"),
     [
         ("1", {}),
+        ("True", {}),
+        ("on", {}),
+        ("share_captures=yes,mempools=OFF", {"share_captures": True, "mempools": False}),
         ("share_captures=1", {"share_captures": True}),
         ("share_captures=0, report=1", {"share_captures": False, "report": True}),
     ],
@@ -190,7 +193,7 @@ def test_parse(text: str, chosen: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["2", "true", "1,report=1", "report", "report=", "report=2", "a=1"]
+    "text", ["2", "maybe", "1,report=1", "report", "report=", "report=2", "a=1"]
 )
 def test_parse_says_what_is_known(text: str) -> None:
     wrong = text.split(",")[0]

@@ -84,8 +84,7 @@ def test_a_seed_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         ("plot {trace} -o map.gif", "-o 'map.gif' must end in one of .png, .svg, .pdf"),
         ("footprint models", "'models' is not MODULE:FUNCTION"),
         ("footprint m:f --json .", ".: no file can be written there"),
-        ("footprint m:f --picture none/a.png", "none/a.png: no file can be written there"),
-        ("footprint m:f --picture a.jpg", "--picture a.jpg must end in one of .png, .svg, .pdf"),
+        ("footprint m:f --json none/a.json", "none/a.json: no file can be written there"),
     ],
 )
 def test_what_is_refused(

@@ -18,8 +18,13 @@ from cudagraph_pool.tools.costs import PoolCost
 Capture = pytest.CaptureFixture[str]
 
 
+def set_gpu(monkeypatch: pytest.MonkeyPatch, is_there: bool) -> None:
+    cuda = SimpleNamespace(is_available=lambda: is_there, get_device_name=lambda: "a GPU")
+    monkeypatch.setattr(demo, "torch", SimpleNamespace(cuda=cuda))
+
+
 def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(demo, "_gpu_name", lambda: None)
+    set_gpu(monkeypatch, False)
     assert main(["demo"]) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -45,7 +50,7 @@ def test_a_graph_that_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch, capsys: 
         cost = PoolCost("", "", [], 4 << 20, 4 << 20, None, stock=None if is_ours else 8 << 20)
         return demo._Measured(cost, 1.0, 0.01, [one if is_ours else None])
 
-    monkeypatch.setattr(demo, "_gpu_name", lambda: "a GPU")
+    set_gpu(monkeypatch, True)
     monkeypatch.setattr(demo, "_works", lambda: [SimpleNamespace(name="gated MLP")])
     monkeypatch.setattr(demo, "_measure", measure)
     monkeypatch.setattr(demo, "enabled", nullcontext)
@@ -62,7 +67,8 @@ def test_what_keeps_it_from_capturing_is_said(
     def fail() -> None:
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(demo, "_gpu_name", lambda: "a GPU")
+    pytest.importorskip("torch")
+    set_gpu(monkeypatch, True)
     monkeypatch.setattr(demo, "_works", fail)
     assert main(["demo"]) == 1
     assert capsys.readouterr().err == "cudagraph-pool: demo: out of memory\n"

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import footprint as benchmark
 import pytest
 
 from cudagraph_pool.cli import footprint as command
@@ -46,7 +47,7 @@ def test_table_and_json() -> None:
 def test_picture(tmp_path: Path, ending: str) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"picture.{ending}"
-    _footprint.draw({"a": FOUND, "b": FOUND, "c": {"eager": FOUND["eager"]}}, path)
+    benchmark.draw({"a": FOUND, "b": FOUND, "c": {"eager": FOUND["eager"]}}, path)
     assert path.stat().st_size > 1000
     if ending == "svg":
         texts = re.findall(r">([^<>]*MiB|[^<>]*\(\d\.\d\d\))<", path.read_text())

@@ -88,7 +88,7 @@ class Graph:
 @pytest.fixture
 def adapter(monkeypatch: pytest.MonkeyPatch) -> Adapter:
     fake = Adapter()
-    native = type("Graph", (Graph,), dict(vars(Graph)))
+    native: Any = type("Graph", (Graph,), dict(vars(Graph)))
     graph = type("CUDAGraph", (native,), {"replay": lambda self: native.replay(self)})
     shared = type("Shared", (), {"replay": lambda self: None})
     monkeypatch.setattr(_leases, "load_adapter", lambda: fake)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import io
 import json
 import pickle
 import re
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies
 from small_trace import SNAPSHOT, TRACES, WriteTrace, small_trace
+from tqdm import tqdm
 
 from cudagraph_pool.tools import trace as _trace
 from cudagraph_pool.tools.snapshot import read_traces
@@ -136,6 +138,19 @@ def test_size_limit_of_plain_and_compressed_files(
     for data in (text + b" ", gzip.compress(text + b" ")):
         with pytest.raises(TraceError, match="the file goes on"):
             read_trace_bytes(tmp_path, data)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_terminal_shows_how_far_a_file_is_read(
+    write_trace: WriteTrace, monkeypatch: pytest.MonkeyPatch, is_terminal: bool
+) -> None:
+    """Of what takes a second."""
+    said = io.StringIO()
+    monkeypatch.setattr(said, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stderr", said)
+    monkeypatch.setattr(_trace, "tqdm", lambda *of, **how: tqdm(*of, **{**how, "delay": 0}))
+    read_trace(write_trace())
+    assert ("reading" in said.getvalue()) == is_terminal
 
 
 def test_gzip_bomb_takes_no_memory(tmp_path: Path) -> None:

@@ -92,3 +92,4 @@ def test_what_is_not_known_at_all_breaks_nothing(
     vllm.serve_all_reduce(LOGGER)
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert caplog.messages[0].endswith("set disable_custom_all_reduce=True")
+    assert named != "by position" or not module.CustomAllreduce().should_custom_ar("small")

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from .._lazy import torch
-from ..tools.footprint import COMPILING, WAYS, as_json, draw, measure_apart, table
-from ..tools.plot import FORMATS
+from ..tools.footprint import COMPILING, WAYS, as_json, measure_apart, table
 from .errors import CommandError
 
 
@@ -23,8 +22,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--train", action="store_true", help="run backward passes too, of the mean of the output")
     add("--json", type=Path, metavar="FILE", help="write the figures in bytes")
-    picture = "draw them (needs matplotlib): png, svg, pdf"
-    add("--picture", type=Path, metavar="FILE", help=picture)
 
 
 def footprint(options: argparse.Namespace) -> int:
@@ -42,10 +39,7 @@ def footprint(options: argparse.Namespace) -> int:
     print(table(found))
     if options.json is not None:
         options.json.write_text(json.dumps(as_json(found), indent=1) + "\n")
-    if options.picture is not None:
-        draw({options.model: found}, options.picture)
-    for file in filter(None, (options.json, options.picture)):
-        print(f"wrote {file}", file=sys.stderr)
+        print(f"wrote {options.json}", file=sys.stderr)
     return 1 if any(isinstance(own, str) for own in found.values()) else 0
 
 
@@ -54,13 +48,10 @@ def _check(options: argparse.Namespace) -> None:
     module, _, function = options.model.partition(":")
     if not module or not function:
         raise CommandError(f"{options.model!r} is not MODULE:FUNCTION, as in models:resnet")
-    for file in filter(None, (options.json, options.picture)):
-        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-            raise CommandError(f"{file}: no file can be written there")
-    if options.picture and options.picture.suffix.lower() not in FORMATS:
-        raise CommandError(f"--picture {options.picture} must end in one of {', '.join(FORMATS)}")
-    for needed in ("torch", *(["matplotlib"] if options.picture else [])):
-        if importlib.util.find_spec(needed) is None:
-            raise CommandError(f"footprint needs {needed}, which is not installed here")
+    file = options.json
+    if file and (file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK)):
+        raise CommandError(f"{file}: no file can be written there")
+    if importlib.util.find_spec("torch") is None:
+        raise CommandError("footprint needs torch, which is not installed here")
     if not torch.cuda.is_available():
         raise CommandError("footprint needs a GPU; torch finds no CUDA device")

@@ -7,29 +7,30 @@ import os
 import sys
 from collections.abc import Mapping
 from multiprocessing.util import Finalize
-from typing import Any
+from typing import Any, Final
 
 from .. import switch
 from .._adapter import load_adapter
 from .._lazy import torch
 from .._table import mib
-from .environment import VARIABLE
+from .environment import OFF, ON, VARIABLE
 
 REPORT = "report"
+_WORDS: Final = {**dict.fromkeys(ON, True), **dict.fromkeys(OFF, False)}
 
 
 def parse(request: str) -> dict[str, bool]:
     """``1``, or ``NAME=1`` and ``NAME=0`` with commas between. Raises ValueError with all names."""
     chosen = {}
     names = [*inspect.signature(switch.enable).parameters, REPORT]
-    for part in [] if request == "1" else request.split(","):
+    for part in [] if _WORDS.get(request.lower()) else request.split(","):
         name, _, value = part.strip().partition("=")
-        if name not in names or value not in ("0", "1"):
+        if name not in names or value.lower() not in _WORDS:
             raise ValueError(
                 f"{part!r} is not understood: {VARIABLE} is 1, or a list as NAME=1,NAME=0 of "
                 + ", ".join(names)
             )
-        chosen[name] = value == "1"
+        chosen[name] = _WORDS[value.lower()]
     return chosen
 
 

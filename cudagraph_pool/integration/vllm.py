@@ -40,7 +40,8 @@ def serve_all_reduce(logger: str) -> None:
         custom: Any = import_module(_ALL_REDUCE).CustomAllreduce
         all_reduce = custom.all_reduce
         if "registered" not in inspect.getfullargspec(all_reduce).kwonlyargs:
-            raise TypeError("all_reduce() is not told by name what is registered")
+            custom.should_custom_ar = lambda *_: False
+            raise TypeError("all_reduce() is not told by name what is registered, so it is off")
     except Exception as error:
         instead = "for tensor parallelism set disable_custom_all_reduce=True"
         log.warning("%s is not as expected (%s): %s", _ALL_REDUCE, error, instead)

@@ -39,18 +39,12 @@ def run() -> int:
     for changed in (VARIABLE, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         os.environ.pop(changed, None)  # before torch is imported: stock is compared as it comes
     print("Graphs of one model in one pool, one for each batch size, smallest first.\n")
-    if gpu := _gpu_name():
-        return _on_gpu(gpu)
+    if importlib.util.find_spec("torch") and torch.cuda.is_available():
+        return _on_gpu(torch.cuda.get_device_name())
     costs = [of_trace(read_trace(_TRACES / f"{name}.json.gz")) for name in _MODELS]
     print(PoolReport([replace(cost, name=_MODELS[cost.name], order="") for cost in costs]))
     print(_NO_GPU + _NEXT)
     return 0
-
-
-def _gpu_name() -> str | None:
-    if importlib.util.find_spec("torch") is None:
-        return None
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 # With a GPU.

@@ -14,9 +14,7 @@ from .._lazy import torch
 from .._table import format_table, mib
 from ..integration.environment import VARIABLE
 from ..switch import enable
-from .plot import STYLE
 
-_MIB: Final = 1 << 20
 # As often as PyTorch's dashboard runs a model for its memory. The first runs compile, and record.
 _ROUNDS: Final = 5
 
@@ -176,46 +174,6 @@ def as_json(found: Found) -> dict[str, Any]:
 
 def _measured(found: Found) -> dict[str, Footprint]:
     return {way: own for way, own in found.items() if isinstance(own, Footprint)}
-
-
-def draw(models: Mapping[str, Found], path: Path) -> None:
-    """For each model what each way holds, and of it what tensors occupied at the peak."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    columns, rows = min(2, len(models)), (len(models) + 1) // 2
-    height = 1.2 + 0.4 * max(map(len, models.values()))
-    with rc_context(STYLE):
-        figure = Figure(figsize=(5 * columns + 1, height * rows + 0.5), layout="constrained")
-        panels = list(figure.subplots(rows, columns, squeeze=False).flat)
-        for panel, (name, found) in zip(panels, models.items(), strict=False):
-            _draw_model(panel, name, found)
-        for panel in panels[len(models) :]:
-            panel.set_axis_off()
-        parts, labels = panels[0].get_legend_handles_labels()
-        figure.legend(parts, labels, loc="outside upper left", ncols=len(parts), frameon=False)
-        figure.savefig(path, dpi=120)
-
-
-def _draw_model(panel: Any, name: str, found: Found) -> None:
-    measured = _measured(found)
-    for label, colour, begins, ends in (
-        ("driver", "#d9d9d9", "reserved", "held"),
-        ("reserved beyond them", "#a9c4e0", "allocated", "reserved"),
-        ("tensors", "#3b6ea5", "", "allocated"),
-    ):
-        left = [getattr(own, begins, 0) / _MIB for own in measured.values()]
-        sizes = [getattr(own, ends) / _MIB for own in measured.values()]
-        widths = [size - begin for size, begin in zip(sizes, left, strict=True)]
-        bars = panel.barh(list(measured), widths, left=left, color=colour, label=label)
-        if ends == "held":
-            ratios = [f" ({r:.2f})" if (r := ratio(found, way)) else "" for way in measured]
-            labels = [f"{size:,.0f}{said}" for size, said in zip(sizes, ratios, strict=True)]
-            panel.bar_label(bars, labels, padding=3)
-    panel.invert_yaxis()
-    panel.margins(x=0.35)
-    panel.set_title(name, loc="left", fontsize=11)
-    panel.set_xlabel("MiB (compression ratio)")
 
 
 def _work(function: str, way: str, train: str = "") -> None:

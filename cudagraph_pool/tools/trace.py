@@ -16,6 +16,11 @@ from dataclasses import dataclass
 from reprlib import repr as short
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+try:
+    from tqdm import tqdm
+except ImportError:  # by a build's Python, which reads traces too
+    tqdm = None
+
 Order = Literal["recorded", "asc", "desc", "shuffled"]
 ORDERS: Final = get_args(Order)
 
@@ -199,6 +204,8 @@ def _trace(path: str, document: object) -> Trace:
         what = f"holds {len(documents)} graphs; 1 to {MAX_GRAPHS} can be replayed"
         raise TraceError("graphs", what)
     blocks = _Blocks()
+    if tqdm is not None:
+        documents = tqdm(documents, "reading", unit="graph", delay=1, leave=False, disable=None)
     graphs = [_graph(graph, f"graphs[{n}]", blocks) for n, graph in enumerate(documents)]
     if not blocks.sizes:
         raise TraceError("graphs", "no graph allocates anything: there is nothing to replay")
