@@ -9,18 +9,16 @@
 #include "core/pool_set.h"
 #include "testing/driver_watch.h"
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
 
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
-constexpr PoolId kId{0, 1};
-constexpr uint64_t kPage = 8192;  // 16 granules
-constexpr uint64_t kGranule = kGranuleBytes;
-
 class PoolCheckpointTest : public ::testing::Test {
  protected:
+  static constexpr PoolId kId{0, 1};
+  static constexpr uint64_t kPage = 8192;  // 16 granules
+
   void TearDown() override {
     EXPECT_NO_THROW(set_.Check());
     EXPECT_THAT(watch_.violations(), ::testing::IsEmpty());

@@ -13,21 +13,20 @@
 #include "driver/faulty_driver.h"
 #include "testing/driver_watch.h"
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
 
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
-constexpr PoolId kId{1, 0};
-constexpr uint64_t kGranule = kGranuleBytes;
-constexpr uint64_t kPage = 8192;
 constexpr uint64_t kAny = std::numeric_limits<uint64_t>::max();
 // What is stale is unmapped by the next allocation once so much is mapped.
 constexpr uint64_t kStale = 513;
 
 class GiveBackTest : public ::testing::Test {
  protected:
+  static constexpr PoolId kId{1, 0};
+  static constexpr uint64_t kPage = 8192;
+
   void TearDown() override {
     EXPECT_NO_THROW(set_.Check());
     watch_.Quiesce();

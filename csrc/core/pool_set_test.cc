@@ -14,6 +14,7 @@
 #include "testing/driver_watch.h"
 #include "testing/host_driver.h"
 #include "testing/pool_of.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
@@ -25,9 +26,6 @@ using ::testing::IsEmpty;
 constexpr PoolId kOne{0, 1};
 constexpr PoolId kTwo{0, 2};
 constexpr PoolId kUnknown{9, 9};
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
-constexpr uint64_t kPage = 4096;
 
 // The message of the exception of type E that `call` throws.
 template <typename E, typename Call>

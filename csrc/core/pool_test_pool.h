@@ -10,19 +10,16 @@
 #include "core/pool.h"
 #include "testing/driver_watch.h"
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
-
-inline constexpr StreamId kA{1};
-inline constexpr StreamId kB{2};
-inline constexpr StreamId kC{3};
-inline constexpr uint64_t kGranule = kGranuleBytes;
-inline constexpr uint64_t kPage = 8192;  // 16 granules
 
 // A pool on numbers instead of memory; what is mapped and what the device has done is the watch's
 // to say.
 class PoolTest : public ::testing::Test {
  protected:
+  static constexpr uint64_t kPage = 8192;  // 16 granules
+
   void TearDown() override {
     EXPECT_NO_THROW(pool_.Check());
     watch_.Quiesce();

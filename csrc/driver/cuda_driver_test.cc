@@ -22,9 +22,9 @@ using namespace made_up_cuda;
 TEST_F(CudaDriverTest, MakesHandlesAsExpandableSegmentsDo) {
   CudaDriver driver(0, api_);
   EXPECT_EQ(driver.device(), 0);
-  EXPECT_EQ(driver.granularity(), kPage);
-  EXPECT_EQ(driver.Create(kPage), Handle{kHandle});
-  EXPECT_EQ(fake_.bytes, kPage);
+  EXPECT_EQ(driver.granularity(), kGpuPage);
+  EXPECT_EQ(driver.Create(kGpuPage), Handle{kHandle});
+  EXPECT_EQ(fake_.bytes, kGpuPage);
   EXPECT_EQ(fake_.properties.type, CU_MEM_ALLOCATION_TYPE_PINNED);
   EXPECT_EQ(fake_.properties.location.type, CU_MEM_LOCATION_TYPE_DEVICE);
   EXPECT_EQ(fake_.properties.location.id, 100);
@@ -32,36 +32,36 @@ TEST_F(CudaDriverTest, MakesHandlesAsExpandableSegmentsDo) {
   EXPECT_EQ(fake_.properties.allocFlags.gpuDirectRDMACapable, 1);
   fake_.rdma = 0;
   CudaDriver without(0, api_);
-  without.Create(kPage);
+  without.Create(kGpuPage);
   EXPECT_EQ(fake_.properties.allocFlags.gpuDirectRDMACapable, 0);
 }
 
 TEST_F(CudaDriverTest, MakesHandlesThatCanBeExportedWhileTheyAreTo) {
   std::atomic<bool> exportable{false};
   CudaDriver driver(0, api_, &exportable);
-  driver.Create(kPage);
+  driver.Create(kGpuPage);
   EXPECT_EQ(fake_.properties.requestedHandleTypes, CU_MEM_HANDLE_TYPE_NONE);
   exportable = true;
-  driver.Create(kPage);
+  driver.Create(kGpuPage);
   EXPECT_EQ(fake_.properties.requestedHandleTypes, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
 }
 
 TEST_F(CudaDriverTest, PassesAddressesSizesAndHandles) {
   CudaDriver driver(0, api_);
-  EXPECT_EQ(driver.Reserve(8 * kPage), kAddress);
-  EXPECT_EQ(fake_.bytes, 8 * kPage);
-  EXPECT_EQ(fake_.alignment, kPage);
-  driver.Map(kAddress + kPage, 2 * kPage, Handle{kHandle});
-  EXPECT_EQ(fake_.address, kAddress + kPage);
-  EXPECT_EQ(fake_.bytes, 2 * kPage);
+  EXPECT_EQ(driver.Reserve(8 * kGpuPage), kAddress);
+  EXPECT_EQ(fake_.bytes, 8 * kGpuPage);
+  EXPECT_EQ(fake_.alignment, kGpuPage);
+  driver.Map(kAddress + kGpuPage, 2 * kGpuPage, Handle{kHandle});
+  EXPECT_EQ(fake_.address, kAddress + kGpuPage);
+  EXPECT_EQ(fake_.bytes, 2 * kGpuPage);
   EXPECT_EQ(fake_.offset, 0u);
   EXPECT_EQ(fake_.handle, kHandle);
-  driver.Unmap(kAddress + 2 * kPage, 3 * kPage);
-  EXPECT_EQ(fake_.address, kAddress + 2 * kPage);
-  EXPECT_EQ(fake_.bytes, 3 * kPage);
-  driver.FreeAddresses(kAddress, 4 * kPage);
+  driver.Unmap(kAddress + 2 * kGpuPage, 3 * kGpuPage);
+  EXPECT_EQ(fake_.address, kAddress + 2 * kGpuPage);
+  EXPECT_EQ(fake_.bytes, 3 * kGpuPage);
+  driver.FreeAddresses(kAddress, 4 * kGpuPage);
   EXPECT_EQ(fake_.address, kAddress);
-  EXPECT_EQ(fake_.bytes, 4 * kPage);
+  EXPECT_EQ(fake_.bytes, 4 * kGpuPage);
   driver.Release(Handle{78});
   EXPECT_EQ(fake_.handle, 78u);
   EXPECT_EQ(driver.Info().free_bytes, 3u);
@@ -70,7 +70,7 @@ TEST_F(CudaDriverTest, PassesAddressesSizesAndHandles) {
 
 TEST_F(CudaDriverTest, GivesAccessToAllDevicesInOneCall) {
   CudaDriver driver(0, api_);
-  driver.SetAccess(kAddress, 4 * kPage);
+  driver.SetAccess(kAddress, 4 * kGpuPage);
   ASSERT_EQ(fake_.access.size(), 1u);
   EXPECT_EQ(fake_.access[0].location.id, 100);
   EXPECT_EQ(fake_.access[0].flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
@@ -78,7 +78,7 @@ TEST_F(CudaDriverTest, GivesAccessToAllDevicesInOneCall) {
   driver.AddPeer(1);
   driver.AddPeer(0);  // itself
   fake_.calls.clear();
-  driver.SetAccess(kAddress, 4 * kPage);
+  driver.SetAccess(kAddress, 4 * kGpuPage);
   EXPECT_EQ(fake_.calls, std::vector<std::string>{"cuMemSetAccess"});
   ASSERT_EQ(fake_.access.size(), 2u);
   EXPECT_EQ(fake_.access[0].location.id, 100);
@@ -86,7 +86,7 @@ TEST_F(CudaDriverTest, GivesAccessToAllDevicesInOneCall) {
   EXPECT_EQ(fake_.access[1].location.type, CU_MEM_LOCATION_TYPE_DEVICE);
   EXPECT_EQ(fake_.access[1].flags, CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
   EXPECT_EQ(fake_.address, kAddress);
-  EXPECT_EQ(fake_.bytes, 4 * kPage);
+  EXPECT_EQ(fake_.bytes, 4 * kGpuPage);
 }
 
 // torch asked for access between them before, and will not do so again.
@@ -95,12 +95,12 @@ TEST_F(CudaDriverTest, LetsInWhoHasAContextAndCanReachTheDevice) {
   CudaDriver driver(0, api_);
   EXPECT_EQ(fake_.retained, 0) << "to look makes no context";
   driver.AddPeer(1);
-  driver.SetAccess(kAddress, kPage);
+  driver.SetAccess(kAddress, kGpuPage);
   ASSERT_EQ(fake_.access.size(), 2u);
   EXPECT_EQ(fake_.access[1].location.id, 101);
   const auto expect_alone = [&] {
     CudaDriver alone(0, api_);
-    alone.SetAccess(kAddress, kPage);
+    alone.SetAccess(kAddress, kGpuPage);
     EXPECT_EQ(fake_.access.size(), 1u);
   };
   fake_.can_access_peer = 0;
@@ -122,7 +122,7 @@ TEST_F(CudaDriverTest, RefusesPeersThatAreNone) {
   } catch (const DriverError& error) {
     EXPECT_NE(std::string(error.what()).find("device 1 cannot access"), std::string::npos);
   }
-  driver.SetAccess(kAddress, kPage);
+  driver.SetAccess(kAddress, kGpuPage);
   EXPECT_EQ(fake_.access.size(), 1u);
 }
 
@@ -206,13 +206,14 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
   const auto failed = DriverStatus::kFailed;
   const auto memory = DriverStatus::kOutOfMemory;
   const Case cases[] = {
-      {"cuMemAddressReserve", DriverStatus::kOutOfAddresses, kPage, [&] { driver.Reserve(kPage); }},
-      {"cuMemAddressFree", failed, kPage, [&] { driver.FreeAddresses(kAddress, kPage); }},
-      {"cuMemCreate", memory, kPage, [&] { driver.Create(kPage); }},
+      {"cuMemAddressReserve", DriverStatus::kOutOfAddresses, kGpuPage,
+       [&] { driver.Reserve(kGpuPage); }},
+      {"cuMemAddressFree", failed, kGpuPage, [&] { driver.FreeAddresses(kAddress, kGpuPage); }},
+      {"cuMemCreate", memory, kGpuPage, [&] { driver.Create(kGpuPage); }},
       {"cuMemRelease", failed, 0, [&] { driver.Release(Handle{kHandle}); }},
-      {"cuMemMap", memory, kPage, [&] { driver.Map(kAddress, kPage, Handle{kHandle}); }},
-      {"cuMemSetAccess", memory, kPage, [&] { driver.SetAccess(kAddress, kPage); }},
-      {"cuMemUnmap", failed, kPage, [&] { driver.Unmap(kAddress, kPage); }},
+      {"cuMemMap", memory, kGpuPage, [&] { driver.Map(kAddress, kGpuPage, Handle{kHandle}); }},
+      {"cuMemSetAccess", memory, kGpuPage, [&] { driver.SetAccess(kAddress, kGpuPage); }},
+      {"cuMemUnmap", failed, kGpuPage, [&] { driver.Unmap(kAddress, kGpuPage); }},
       {"cuCtxSynchronize", failed, 0, [&] { driver.Quiesce(); }},
       {"cuEventCreate", failed, 0, [&] { driver.RecordEvent(kStream); }},
       {"cuEventRecord", failed, 0, [&] { driver.RecordEvent(kStream); }},
@@ -232,7 +233,7 @@ TEST_F(CudaDriverTest, EachErrorOfCudaIsThrownWithCallCodeAndBytes) {
     EXPECT_NE(std::string(other.what()).find("CUDA_ERROR_INVALID_VALUE (1)"), std::string::npos);
   }
   const DriverError unnamed =
-      Failing("cuMemMap", CUDA_ERROR_ALREADY_MAPPED, [&] { driver.Map(kAddress, kPage, {}); });
+      Failing("cuMemMap", CUDA_ERROR_ALREADY_MAPPED, [&] { driver.Map(kAddress, kGpuPage, {}); });
   EXPECT_NE(std::string(unnamed.what()).find("unknown error (208)"), std::string::npos);
   driver.DestroyEvent(event);
 }
@@ -244,9 +245,9 @@ TEST_F(CudaDriverTest, CountsAndTimesCallsFailedOnesToo) {
     EXPECT_EQ(driver.calls().at(name).first, calls) << name;
     EXPECT_GT(driver.calls().at(name).second, 0u) << name;
   };
-  driver.Create(kPage);
+  driver.Create(kGpuPage);
   expect_counted("cuMemCreate", 1);
-  Failing("cuMemCreate", CUDA_ERROR_OUT_OF_MEMORY, [&] { driver.Create(kPage); });
+  Failing("cuMemCreate", CUDA_ERROR_OUT_OF_MEMORY, [&] { driver.Create(kGpuPage); });
   expect_counted("cuMemCreate", 2);
   const Event event = driver.RecordEvent(kStream);
   expect_counted("cuEventRecord", 1);
@@ -275,7 +276,7 @@ TEST_F(CudaDriverTest, CallsComeFromManyThreads) {
         for (int call = 0; call < 100; ++call) {
           driver.Release(Handle{kHandle});
           driver.AddPeer(1);
-          driver.SetAccess(kAddress, kPage);
+          driver.SetAccess(kAddress, kGpuPage);
         }
       } catch (const DriverError&) {
         ++errors;

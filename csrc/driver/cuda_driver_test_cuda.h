@@ -15,11 +15,9 @@
 #include "driver/cuda_api.h"
 #include "driver/cuda_driver.h"
 
-// A namespace of its own: one program holds all tests, and others have pages of another size.
 namespace cgp::made_up_cuda {
 
-// Not inline: the core's tests have another kPage, and are linked into the same program.
-constexpr uint64_t kPage = uint64_t{2} << 20;
+inline constexpr uint64_t kGpuPage = uint64_t{2} << 20;
 inline constexpr StreamId kStream{0x5000};
 
 inline CUcontext const kPrimary = reinterpret_cast<CUcontext>(0x1000);
@@ -206,7 +204,7 @@ inline void FakeMemory(CudaApi* api) {
   api->cuMemGetAllocationGranularity = [](size_t* granularity,
                                           const CUmemAllocationProp* properties,
                                           CUmemAllocationGranularity_flags) {
-    *granularity = properties->location.id == 100 ? kPage : 0;
+    *granularity = properties->location.id == 100 ? kGpuPage : 0;
     return CUDA_SUCCESS;
   };
   api->cuMemAddressReserve = [](CUdeviceptr* address, size_t bytes, size_t alignment, CUdeviceptr,

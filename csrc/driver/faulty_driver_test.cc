@@ -6,11 +6,10 @@
 #include <vector>
 
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
-
-constexpr uint64_t kPage = 512;
 
 void MapAndGiveBack(Driver& driver) {
   const Address address = driver.Reserve(4 * kPage);

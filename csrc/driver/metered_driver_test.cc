@@ -15,10 +15,10 @@
 namespace cgp {
 namespace {
 
-constexpr uint64_t kPage = uint64_t{2} << 20;
-
 class MeteredDriverTest : public ::testing::Test {
  protected:
+  static constexpr uint64_t kPage = uint64_t{2} << 20;
+
   std::string RefusalOf(uint64_t bytes) {
     try {
       driver_.Create(bytes);

@@ -11,12 +11,10 @@
 #include "core/base/error.h"
 #include "core/pool_set.h"
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
-
-constexpr uint64_t kPage = 4096;
-constexpr PoolId kPool{0, 1};
 
 DriverError Thrown(const std::function<void()>& call) {
   try {

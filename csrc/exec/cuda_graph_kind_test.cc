@@ -81,9 +81,9 @@ TEST_F(GraphKindTest, GraphsAlikeButForSizesAddressesAndFunctionsAreOfOneKind) {
   FakeFunction another_kernel;
   const GraphKind other = KindWith([&](FakeGraph& graph) {
     graph.nodes[0].copy.srcHost = &graph;
-    graph.nodes[0].copy.dstDevice = kAddress + kPage;
+    graph.nodes[0].copy.dstDevice = kAddress + kGpuPage;
     graph.nodes[0].copy.WidthInBytes = 4096;
-    graph.nodes[1].memset.dst = kAddress + kPage;
+    graph.nodes[1].memset.dst = kAddress + kGpuPage;
     graph.nodes[1].memset.value = 7;
     graph.nodes[1].memset.width = 99;
     CUDA_KERNEL_NODE_PARAMS_v2& kernel = graph.nodes[2].kernel;

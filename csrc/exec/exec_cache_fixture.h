@@ -15,12 +15,9 @@
 #include "exec/exec_cache.h"
 #include "exec/fake_graph_driver.h"
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
-
-inline constexpr StreamId kA{1};
-inline constexpr StreamId kB{2};
-inline constexpr StreamId kC{3};
 
 class ExecCacheTest : public ::testing::Test {
  protected:

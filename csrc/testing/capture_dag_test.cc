@@ -7,11 +7,10 @@
 
 #include <random>
 
+#include "testing/test_names.h"
+
 namespace cgp {
 namespace {
-
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
 
 // Each race shows in some order, whichever of the two comes first in the capture.
 TEST(CaptureDagTest, SomeOrderShowsARace) {

@@ -9,14 +9,12 @@
 #include <vector>
 
 #include "testing/fuzz_session.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
 
 using enum Step::Kind;
-
-constexpr uint64_t kGranule = 512;
-constexpr uint64_t kPage = 4 * kGranule;
 
 struct Alphabet {
   std::string name;
@@ -30,6 +28,8 @@ struct Alphabet {
 
 class ExhaustiveTest : public ::testing::TestWithParam<Alphabet> {
  protected:
+  static constexpr uint64_t kPage = 4 * kGranule;
+
   // A sequence so far, and what it has come to.
   struct Prefix {
     Steps steps;

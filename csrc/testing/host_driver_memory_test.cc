@@ -7,13 +7,10 @@
 #include <csignal>
 
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
-
-constexpr uint64_t kPage = 4096;
-
-HostDriverOptions SmallPages() { return {.granularity = kPage}; }
 
 volatile unsigned char* Byte(Address address) {
   return reinterpret_cast<volatile unsigned char*>(static_cast<uintptr_t>(address));
@@ -45,7 +42,7 @@ bool Faults(Address address, Touch touch) {
 }
 
 TEST(HostDriverMemoryTest, FaultsUnlessMappedAndGivenAccess) {
-  HostDriver driver(SmallPages());
+  HostDriver driver({.granularity = kPage});
   const Address address = driver.Reserve(3 * kPage);
   const Handle handle = driver.Create(kPage);
   EXPECT_TRUE(Faults(address, Touch::kRead));

@@ -7,13 +7,10 @@
 #include <string>
 
 #include "core/base/error.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
-
-constexpr uint64_t kPage = 4096;
-constexpr StreamId kStreamA{1};
-constexpr StreamId kStreamB{2};
 
 HostDriverOptions SmallPages() { return {.device = 3, .granularity = kPage}; }
 
@@ -100,7 +97,7 @@ TEST_P(HostDriverRulesTest, ACaptureForbidsToGiveBackWhatIsOlder) {
   driver_.Map(address, kPage, mapped);
   driver_.Map(address + kPage, kPage, unmapped);
   driver_.Unmap(address + kPage, kPage);
-  const CaptureId capture = driver_.graphs().Begin(kStreamA);
+  const CaptureId capture = driver_.graphs().Begin(kA);
   ExpectRefusedInCapture(driver_, [&] { driver_.Unmap(address, kPage); });
   ExpectRefusedInCapture(driver_, [&] { driver_.FreeAddresses(empty, kPage); });
   ExpectRefusedInCapture(driver_, [&] { driver_.Release(mapped); });
@@ -109,15 +106,15 @@ TEST_P(HostDriverRulesTest, ACaptureForbidsToGiveBackWhatIsOlder) {
   ExpectRefusedInCapture(driver_, [&] { driver_.Release(unmapped); });
   driver_.Unmap(address + kPage, kPage);
   ExpectRefusedInCapture(driver_, [&] { driver_.Quiesce(); });
-  ExpectRefusedInCapture(driver_, [&] { driver_.RecordEvent(kStreamA); });
-  driver_.RecordEvent(kStreamB);
+  ExpectRefusedInCapture(driver_, [&] { driver_.RecordEvent(kA); });
+  driver_.RecordEvent(kB);
   driver_.graphs().End(capture);
   driver_.Unmap(address, kPage);
   driver_.FreeAddresses(empty, kPage);
   driver_.Release(mapped);
   driver_.Release(unmapped);
   driver_.Quiesce();
-  driver_.RecordEvent(kStreamA);
+  driver_.RecordEvent(kA);
 }
 
 }  // namespace

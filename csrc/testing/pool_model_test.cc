@@ -8,17 +8,12 @@
 #include <string>
 
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr PoolId kPool{0, 1};
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
-constexpr StreamId kC{3};
-constexpr uint64_t kPage = 4096;
 
 // Blocks come and go at the start of pages, in a scope with two streams.
 class PoolModelTest : public ::testing::Test {

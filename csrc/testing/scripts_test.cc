@@ -10,14 +10,13 @@
 
 #include "core/base/error.h"
 #include "testing/fuzz_session.h"
+#include "testing/test_names.h"
 #include "testing/text.h"
 
 namespace cgp {
 namespace {
 
 using enum Step::Kind;
-
-constexpr uint64_t kPage = 4096;
 
 struct Script {
   std::string name;
@@ -242,7 +241,6 @@ INSTANTIATE_TEST_SUITE_P(LoanOfNothing, EveryAllocationFails,
 
 // A pool that could not be given back is used again, and given back after that.
 TEST(FailedTrimTest, LeavesAPoolThatWorks) {
-  constexpr PoolId kPool{0, 1};
   World world({.granularity = kPage, .map_memory = false}, {.page_bytes = kPage});
   PoolSet& set = *world.set;
   const auto allocate = [&](uint64_t bytes) {

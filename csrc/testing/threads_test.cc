@@ -14,11 +14,10 @@
 #include "testing/fuzz_session.h"
 #include "testing/host_driver.h"
 #include "testing/pool_of.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
-
-constexpr uint64_t kPage = 4096;
 
 // Fills a pool of this thread's own in several scopes, as one graph each, and lets go of them;
 // returns how many blocks held foreign data.

@@ -14,14 +14,12 @@
 #include "driver/faulty_driver.h"
 #include "testing/driver_watch.h"
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
 
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
 constexpr PoolId kId{1, 0};
-constexpr uint64_t kPage = 4096;
 constexpr uint64_t kLimit = 40 * kPage;
 
 class LeasesTest : public ::testing::Test {

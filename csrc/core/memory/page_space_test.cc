@@ -9,23 +9,23 @@ namespace cgp {
 namespace {
 
 TEST(PageSpace, OnlyWhatANodeHasFreeIsTakenAndWhatIsUsedGiven) {
-  constexpr PageId kPage{0};
+  constexpr PageId page{0};
   PageSpace space(Granules(16));
   space.AddPage();
   const auto take = [&](NodeId node, uint32_t offset, uint32_t length) {
-    return space.Take(node, kPage, Granules(offset), Granules(length));
+    return space.Take(node, page, Granules(offset), Granules(length));
   };
-  const NodeId taken = take(space.first(kPage), 4, 4);
+  const NodeId taken = take(space.first(page), 4, 4);
   EXPECT_THROW(take(taken, 4, 2), InternalError) << "it is used";
-  EXPECT_THROW(take(space.first(kPage), 8, 2), InternalError) << "of another node";
-  EXPECT_THROW(take(space.last(kPage), 2, 2), InternalError);
-  EXPECT_THROW(take(space.first(kPage), 0, 5), InternalError) << "into what is used";
-  EXPECT_THROW(take(space.last(kPage), 8, 9), InternalError) << "beyond the page";
-  EXPECT_THROW(take(space.first(kPage), 0, 0), InternalError);
-  EXPECT_THROW(space.Give(space.first(kPage), FenceId::kOpen), InternalError) << "it is free";
+  EXPECT_THROW(take(space.first(page), 8, 2), InternalError) << "of another node";
+  EXPECT_THROW(take(space.last(page), 2, 2), InternalError);
+  EXPECT_THROW(take(space.first(page), 0, 5), InternalError) << "into what is used";
+  EXPECT_THROW(take(space.last(page), 8, 9), InternalError) << "beyond the page";
+  EXPECT_THROW(take(space.first(page), 0, 0), InternalError);
+  EXPECT_THROW(space.Give(space.first(page), FenceId::kOpen), InternalError) << "it is free";
   space.Check();
-  EXPECT_EQ(space.node(space.first(kPage)).length, 4u);
-  EXPECT_EQ(space.node(space.last(kPage)).length, 8u);
+  EXPECT_EQ(space.node(space.first(page)).length, 4u);
+  EXPECT_EQ(space.node(space.last(page)).length, 8u);
 }
 
 TEST(PageSpace, APageHasAtLeastOneGranuleAndFewEnoughToCount) {

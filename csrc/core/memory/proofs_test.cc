@@ -9,6 +9,7 @@
 #include "core/base/error.h"
 #include "core/base/units.h"
 #include "testing/host_driver.h"
+#include "testing/test_names.h"
 
 namespace cgp {
 namespace {
@@ -17,8 +18,6 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-constexpr StreamId kA{1};
-constexpr StreamId kB{2};
 constexpr FenceId kFence1{1};
 constexpr FenceId kFence2{2};
 constexpr FenceId kFence7{7};

@@ -14,10 +14,11 @@ namespace cgp {
 namespace {
 
 constexpr uint32_t kP = 4;  // granules of a page
-constexpr Granules kPageSize{kP};
 
 class PlacementTest : public ::testing::Test {
  protected:
+  static constexpr Granules kPageSize{kP};
+
   // A new range of new pages that look like this: '.' is a free granule and 'x' a used one.
   void MapNew(const std::vector<std::string>& pages) {
     const uint32_t first_page = bytes_.space().page_count();

@@ -12,11 +12,12 @@
 namespace cgp {
 namespace {
 
-constexpr Granules kPageSize{8};
 constexpr uint64_t kPages = 5000;  // that the driver has
 
 class RingTest : public ::testing::Test {
  protected:
+  static constexpr Granules kPageSize{8};
+
   using Extents = std::vector<std::pair<uint64_t, uint64_t>>;
 
   // A block of so many granules; returns where it lies.

@@ -18,7 +18,6 @@ namespace cgp {
 namespace {
 
 constexpr PoolId kId{0, 1};
-constexpr StreamId kStream{1};
 constexpr size_t kAll = 0, kSmall = 1, kLarge = 2;  // torch's StatType
 constexpr int64_t kBorder = kLargestSmallBlock;
 
@@ -43,7 +42,7 @@ class MergedStatsTest : public ::testing::Test {
   }
   Block Allocate(uint64_t bytes) {
     stats_.BeforeChange(base_);
-    const Block block = set_.Allocate(kId, bytes, kStream);
+    const Block block = set_.Allocate(kId, bytes, StreamId{1});
     stats_.AfterChange(base_);
     return block;
   }
