@@ -3,7 +3,7 @@
 #   scripts/try_wheel.sh WHEEL [PYTHON]
 # The newest torch is installed with CUDA's libraries (5 GB, 2 minutes); the others (1 GB each, one at a time) take them from there.
 set -euo pipefail
-export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_COMPILE=0 PIP_ROOT_USER_ACTION=ignore
 
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheel=$(realpath "$1")
