@@ -24,8 +24,6 @@ import cudagraph_pool as cgp
 from cudagraph_pool._adapter import load_adapter
 
 _SPIN_CYCLES = 20_000_000  # some ten milliseconds, in which a replay is launched
-# After other memory was freed: the driver clears that, and a wake right behind it has to wait.
-_PAUSE = 0.2  # seconds
 
 
 class LargeGpt2(Gpt2Training):
@@ -167,19 +165,21 @@ class Sleepers(Captures):
         slept = time.perf_counter() - began
         given = self._free_bytes() - free
         asleep = way.figures()
+        self._overwrite(given)
+        began = time.perf_counter()
+        way.wake()
+        woke = time.perf_counter() - began
         figures = {
             "sleep_seconds": slept,
-            "wake_seconds": self._wake(way, given, _PAUSE),
+            "wake_seconds": woke,
             "device_bytes": given,
             "back_bytes": self._free_bytes() - free,
             "first_ratio": self._first_seconds() / first,
             "every_ratio": self._seconds(self._replay_all) / every,
         }
-        again = way.figures()
-        way.sleep()
-        figures["wake_behind_seconds"] = self._wake(way, given, pause=0)
         if told is None:
             return figures
+        again = way.figures()
         return figures | {
             "told_bytes": told,
             "stats_bytes": again["last_sleep_bytes"],
@@ -229,17 +229,11 @@ class Sleepers(Captures):
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(self._device)[0])
 
-    def _wake(self, way: Way, given: int, pause: float) -> float:
-        """The seconds it takes, once other memory was there, of so many bytes, and is freed: what
-        the pages held must not be there by chance when they are back.
-        """
+    def _overwrite(self, given: int) -> None:
+        """What the pages held must not be there by chance when they are back."""
         torch.empty(max(given, 0), dtype=torch.uint8, device=self._device).fill_(0xA5)
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
-        time.sleep(pause)
-        began = time.perf_counter()
-        way.wake()
-        return time.perf_counter() - began
 
 
 class Trimmed(Captures):

@@ -10,11 +10,10 @@ process, if it can be imported (``PYTHONPATH``): on PyTorch's own pool, captured
 
 sleep    Every size of a workload is captured, smallest first. Then the pool sleeps and wakes some
          times; meanwhile other memory is written. By the device (``cuMemGetInfo``) and by the pool:
-         the bytes given back; the seconds of sleep and wake, and of one right behind a free of as
-         much; how many handles were made and mapped; the first replay of the largest graph, on the
-         device, and one of every graph, by the wall, against those before. What the graphs compute
-         is compared bit for bit. ``gpt2`` has a batch for which the pool has more than 10 GiB,
-         outputs of ``resnet50`` live in it.
+         the bytes given back; the seconds of sleep and wake; how many handles were made and
+         mapped; the first replay of the largest graph, on the device, and one of every graph, by
+         the wall, against those before. What the graphs compute is compared bit for bit. ``gpt2``
+         has a batch for which the pool has more than 10 GiB, outputs of ``resnet50`` live in it.
 trim     Of 50 sizes of an MLP the 40 largest go, for three orders of capture.
 cycles   Sleeps between random replays and captures, whose outputs are compared; what the device,
          the host and the driver hold before and after.
