@@ -146,7 +146,7 @@ def test_vllm_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Ca
 
 NEED_A_GPU = (
     "combinations const_memory continuous_batching footprint graph_runner layer_graphs leases "
-    "multi_stream shared_execs"
+    "multi_stream sglang_engine shared_execs"
 ).split()
 
 
