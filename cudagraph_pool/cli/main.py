@@ -105,7 +105,7 @@ def parser() -> argparse.ArgumentParser:
     placements = "write each block's pages as JSON lines, of one trace"
     traces.add_options(replay, "--placements", placements)
     what = "what a model takes eager, compiled, with CUDA graphs"
-    example = "footprint models:resnet --picture resnet.svg"
+    example = "footprint models:resnet --json resnet.json"
     footprint.add_options(add(footprint.footprint, what, example))
     add(info.info, "what is installed, and what this machine can do", "info")
     return whole
