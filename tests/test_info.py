@@ -123,8 +123,8 @@ def test_what_it_was_built_for(
     ("request_text", "said", "does_it"),
     [
         ("", "not set", False),
-        ("0", "0", False),
-        ("1", "1", True),
+        ("off", "off", False),
+        ("Yes", "Yes", True),
         ("2", "'2' is not understood", False),
     ],
 )
