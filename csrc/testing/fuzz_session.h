@@ -168,7 +168,9 @@ class FuzzSession {
     return [this](Address address) { return set_.Pieces(address); };
   }
   void ForgetContent(PoolId id);
-  void Overwrite(PoolId id, uint64_t name);
+  // By address and page, what was idle there.
+  using Scratch = std::map<std::pair<Address, uint32_t>, std::map<uint64_t, uint64_t>>;
+  void Overwrite(PoolId id, const Scratch& scratch);
   std::string Whole(bool with_ranges = true) const;
   uint64_t PagesLeft() const {
     return (setup_.physical_limit_bytes - host_.usage().physical_bytes) / setup_.page_bytes;

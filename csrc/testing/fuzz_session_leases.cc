@@ -380,17 +380,26 @@ bool FuzzSession::Replay(PoolId id, StreamId stream, uint64_t number) {
   }
   watch_.MarkUsed();
   if (setup_.streams > 0) return true;
-  watch_.Submit(stream, [=, this] { Overwrite(id, name); });
+  Scratch scratch;
+  for (const auto& [address, page] : model_.NeedsOf(id, name, /*more=*/false)) {
+    scratch[{address, page}] = model_.Idle(id, page);
+  }
+  watch_.Submit(stream, [=, this] { Overwrite(id, scratch); });
   model_.Replay(id, stream);
   return true;
 }
 
-// As a graph overwrites the pages that it needs, where no block of its pool lives, nor may work be
-// under way.
-void FuzzSession::Overwrite(PoolId id, uint64_t name) {
+// As a graph overwrites the pages that it needs, where no block of its pool has lived since its
+// launch, nor may work be under way.
+void FuzzSession::Overwrite(PoolId id, const Scratch& scratch) {
   if (!setup_.map_memory || !model_.Contains(id)) return;
-  for (const auto& [address, page] : model_.NeedsOf(id, name, /*more=*/false)) {
-    for (const uint64_t granule : model_.Idle(id, page)) {
+  for (const auto& [at, before] : scratch) {
+    const auto& [address, page] = at;
+    const auto place = watch_.At(address);
+    if (!place || !place->accessible) Complain("what a replay needs is unmapped: page ", page);
+    std::vector<std::pair<uint64_t, uint64_t>> idle;
+    std::ranges::set_intersection(before, model_.Idle(id, page), std::back_inserter(idle));
+    for (const auto& [granule, blocks] : idle) {
       // NOLINTNEXTLINE(performance-no-int-to-ptr): an address of the host driver is one
       auto* const bytes = reinterpret_cast<char*>(address + granule * kGranuleBytes);
       std::memset(bytes, 0x5A, kGranuleBytes);

@@ -328,6 +328,7 @@ std::string PoolModel::Shrink(PoolId id, uint64_t pages, const PiecesOf& pieces_
   pool.stream_fences.clear();
   pool.replays.clear();
   pool.graphs.clear();
+  pool.asleep = false;  // nothing is away
   pool.kept.clear();
   pool.may_name = false;
   pool.first_page.clear();
@@ -407,7 +408,8 @@ std::string PoolModel::Occupy(ModelPool& pool, const LiveBlock& block, bool fenc
       ++reused_granules_;
       if (granule.fence->owner != block.block.stream) ++reused_across_streams_;
     }
-    granule = {block.label, nullptr, granule.captured || !block.eager, granule.leased};
+    const bool captured = granule.captured || !block.eager;
+    granule = {block.label, nullptr, captured, granule.leased, false, granule.blocks + 1};
   });
   return complaint;
 }

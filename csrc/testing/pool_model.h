@@ -218,8 +218,9 @@ class PoolModel {
   std::map<Address, uint32_t> NeedsOf(PoolId id, std::optional<uint64_t> name, bool more) const;
   // Work of borrowers for which a replay waits.
   std::vector<std::pair<StreamId, uint64_t>> Borrowers(PoolId id) const;
-  // Which granules of the page nothing of the pool is on or may still be at work on.
-  std::vector<uint64_t> Idle(PoolId id, uint32_t page) const;
+  // Which granules of the page nothing of the pool is on or may still be at work on, and how many
+  // blocks have lived in each.
+  std::map<uint64_t, uint64_t> Idle(PoolId id, uint32_t page) const;
   std::map<uint64_t, std::pair<uint64_t, std::set<uint64_t>>>& leases(PoolId id) {
     return Known(id).block_leases;
   }
@@ -265,6 +266,7 @@ class PoolModel {
     bool captured = false;         // a graph may use it
     bool leased = false;           // somebody else has it
     bool needed = false;           // a graph does, so it is not for the scope apart
+    uint64_t blocks = 0;           // that have lived here
   };
   struct Capture {
     uint64_t name = 0;

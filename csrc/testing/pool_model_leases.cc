@@ -286,8 +286,8 @@ std::vector<std::pair<StreamId, uint64_t>> PoolModel::Borrowers(PoolId id) const
   return work;
 }
 
-std::vector<uint64_t> PoolModel::Idle(PoolId id, uint32_t page) const {
-  std::vector<uint64_t> idle;
+std::map<uint64_t, uint64_t> PoolModel::Idle(PoolId id, uint32_t page) const {
+  std::map<uint64_t, uint64_t> idle;
   if (!Contains(id) || !Find(id)->pages.contains(page)) return idle;
   const std::vector<Granule>& granules = Find(id)->pages.at(page);
   for (uint64_t i = 0; i < granules.size(); ++i) {
@@ -296,7 +296,7 @@ std::vector<uint64_t> PoolModel::Idle(PoolId id, uint32_t page) const {
         fence == nullptr || std::ranges::all_of(fence->pending, [&](const Pending& pending) {
           return watch_.Done(pending.stream, pending.work);
         });
-    if (granules[i].label == 0 && done) idle.push_back(i);
+    if (granules[i].label == 0 && done) idle.emplace(i, granules[i].blocks);
   }
   return idle;
 }
