@@ -28,6 +28,14 @@ def count_captures() -> Callable[[], int]:
     return lambda: count
 
 
+def device_bytes() -> int:
+    """What the device has less, by all processes, without what PyTorch could give back."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    return int(total - free)
+
+
 def cells(row: Mapping[str, Any]) -> list[str]:
     """Of a table: captures and those of ours, what the pools reserve, and the minimum."""
     minimum = mib(row["minimum"]) if row["minimum"] else "-"

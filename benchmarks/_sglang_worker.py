@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import time
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +20,21 @@ def measure_captures() -> None:
     if _SCHEDULER not in sys.modules:
         return
     import torch
-    from _pools import count_captures, measure_pools
+    from _pools import count_captures, device_bytes, measure_pools
     from sglang.srt.model_executor.model_runner import ModelRunner
     from sglang.srt.model_loader import loader
     from sglang_engine import FIGURES
 
     captures, native = count_captures(), ModelRunner.init_cuda_graphs
 
-    def device() -> int:
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()
-        free, total = torch.cuda.mem_get_info()
-        return int(total - free)
-
     @functools.wraps(native)
     def measured(self: Any, *args: Any, **kwargs: Any) -> Any:
-        before, began = device(), time.perf_counter()
+        before, began = device_bytes(), time.perf_counter()
         result = native(self, *args, **kwargs)
         torch.cuda.synchronize()
         found = {
             "capture_seconds": time.perf_counter() - began,
-            "device": device() - before,
+            "device": device_bytes() - before,
             "captures": captures(),
             "kv_tokens": self.max_total_num_tokens,
             **measure_pools(),
@@ -54,17 +47,12 @@ def measure_captures() -> None:
 
 
 def _initialize(model: Any, *args: Any, **kwargs: Any) -> None:
-    """Weights that pass signals on: SGLang's own are at most 0.001, and of one seed."""
+    """SGLang's own are all of one seed."""
     import torch
+    from _engine import draw_weight
 
     with torch.no_grad():
         for name, weight in model.state_dict().items():
             if not torch.is_floating_point(weight) or "cos_sin" in name or "inv_freq" in name:
                 continue
-            chance = torch.Generator(weight.device)
-            chance.manual_seed(zlib.crc32(name.encode()))
-            if weight.dim() > 1:
-                bound = (3 / weight[0].numel()) ** 0.5
-                weight.uniform_(-bound, bound, generator=chance)
-            else:
-                weight.uniform_(0.95, 1.05, generator=chance)
+            draw_weight(weight, name, name)

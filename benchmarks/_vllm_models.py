@@ -11,7 +11,7 @@ from typing import Any
 Prompt = dict[str, Any]
 
 PROMPTS = 64
-_LLAMA = {
+LLAMA = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "hidden_act": "silu",
@@ -60,10 +60,10 @@ _VISION = {
 def arguments(model: str) -> dict[str, Any]:
     """Those of an engine that only this model has."""
     name, _, drafter = model.partition("-")
-    folder = _vl() if name == "vl" else _folder(name, _LLAMA)
+    folder = _vl() if name == "vl" else _folder(name, LLAMA)
     chosen: dict[str, Any] = {"model": str(folder)}
     if drafter:
-        drafts = str(_folder(drafter, _LLAMA))
+        drafts = str(_folder(drafter, LLAMA))
         chosen["speculative_config"] = {
             "method": drafter,
             "model": drafts,
@@ -110,7 +110,7 @@ def _folder(name: str, base: dict[str, Any], **files: Any) -> Path:
 def _vl() -> Path:
     """Of Qwen2.5-VL; its tokenizer knows nothing but what stands for images."""
     base = {
-        **_LLAMA,
+        **LLAMA,
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},

@@ -8,11 +8,11 @@ from __future__ import annotations
 import functools
 import logging
 import time
-import zlib
 from typing import Any
 
 import torch
-from _pools import count_captures, measure_pools
+from _engine import draw_weight
+from _pools import count_captures, device_bytes, measure_pools
 from vllm.distributed import get_tensor_model_parallel_rank
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as RunnerV2
@@ -74,32 +74,19 @@ def _hear(record: logging.LogRecord) -> bool:
 
 
 def _now() -> dict[str, int]:
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info()
-    return {"device": total - free, "captures": _captures(), **measure_pools()}
+    return {"device": device_bytes(), "captures": _captures(), **measure_pools()}
 
 
 @torch.no_grad()
 def _initialize(weight: torch.Tensor, *args: Any, name: str = "", **kwargs: Any) -> None:
-    """Weights that pass signals on: vLLM's own are at most 0.001, norms' too, and equal in every
-    layer and process, so that tokens would say little.
-    """
+    """vLLM's own are equal in every process, too."""
     global _weights
     if weight.device.type == "meta" or weight.dtype not in (torch.bfloat16, torch.float32):
         _vllm_weight(weight, *args, name=name, **kwargs)
         return
     # What several processes have alike is of one dimension.
     whose = get_tensor_model_parallel_rank() if weight.dim() > 1 else "all"
-    chance = torch.Generator(weight.device)
-    chance.manual_seed(zlib.crc32(f"{_weights} {name} {whose}".encode()))
-    if weight.dim() > 1:
-        bound = (3 / weight[0].numel()) ** 0.5
-        weight.uniform_(-bound, bound, generator=chance)
-    elif "bias" in name:
-        weight.uniform_(-0.05, 0.05, generator=chance)
-    else:
-        weight.uniform_(0.95, 1.05, generator=chance)
+    draw_weight(weight, f"{_weights} {name} {whose}", name)
     _weights += weight.numel()
 
 

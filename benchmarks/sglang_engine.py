@@ -27,6 +27,7 @@ from _apart import measure_apart, run_script
 from _command import add_common, add_some, new_parser, new_report, positive, verdict, write_report
 from _engine import REQUESTS, Row, digest, judge
 from _team import in_turn
+from _vllm_models import LLAMA
 
 from cudagraph_pool._table import format_table, mib
 
@@ -41,9 +42,7 @@ _ENVIRONMENT = {
 }
 _VOCABULARY = 32_000
 _CONFIG = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
+    **LLAMA,
     "hidden_size": 2048,
     "intermediate_size": 5632,
     "num_hidden_layers": 16,
@@ -51,13 +50,8 @@ _CONFIG = {
     "num_key_value_heads": 8,
     "head_dim": 64,
     "vocab_size": _VOCABULARY,
-    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
     "rope_theta": 500_000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 1,
-    "eos_token_id": 2,
 }
 _ENGINE = {
     "load_format": "dummy",
